@@ -1,0 +1,460 @@
+"""The records. The store on disk is the truth about bytes; these rows are about intent and history.
+
+State changes go by compare-and-set (see `deployments.jobs`), never by `save()` of a stale row.
+Rows of history (transitions, audit events, log chunks, usage) are written once.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from django.contrib.auth.models import AbstractUser
+from django.db import models
+from django.db.models import Q
+from django.utils import timezone
+
+from mmadmin.core.lifecycle import GenerationState, JobState
+
+
+class Role(models.TextChoices):
+    """What a person may do: viewers look, operators change what is served, admins all."""
+
+    ADMIN = "admin"
+    OPERATOR = "operator"
+    VIEWER = "viewer"
+
+
+class User(AbstractUser):
+    """A person of the panel."""
+
+    role = models.CharField(max_length=16, choices=Role.choices, default=Role.VIEWER)
+
+    def at_least(self, role: Role) -> bool:
+        """True when this person's role includes `role`."""
+        order = [Role.VIEWER, Role.OPERATOR, Role.ADMIN]
+        mine = Role.ADMIN if self.is_superuser else Role(self.role)
+        return order.index(mine) >= order.index(role)
+
+
+class Host(models.Model):
+    """A machine with a store, a supervisor and a Celery worker of its own."""
+
+    name = models.SlugField(max_length=63, unique=True)
+    facts = models.JSONField(default=dict, blank=True)
+    """What the host's worker last reported: CPU, memory, GPUs, toolchain, disk."""
+    seen_at = models.DateTimeField(null=True, blank=True)
+    created_at = models.DateTimeField(default=timezone.now, editable=False)
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def queue(self) -> str:
+        """The Celery queue that this host's worker reads."""
+        return f"host.{self.name}"
+
+
+class Deployment(models.Model):
+    """Something that is served under a public name; its generations are its history."""
+
+    name = models.SlugField(max_length=63, unique=True)
+    public_name = models.CharField(max_length=128, unique=True)
+    """The model name that clients send."""
+    description = models.TextField(blank=True)
+    host = models.ForeignKey(Host, on_delete=models.PROTECT, related_name="deployments")
+    live = models.ForeignKey(
+        "Generation", on_delete=models.PROTECT, null=True, blank=True, related_name="+"
+    )
+    """The generation that the gate routes to."""
+    hold_until = models.DateTimeField(null=True, blank=True)
+    """The gate holds new requests until then (a swap is under way)."""
+    auto_rollback = models.BooleanField(default=True)
+    keep_generations = models.PositiveIntegerField(default=5)
+    archived_at = models.DateTimeField(null=True, blank=True)
+    created_by = models.ForeignKey(User, on_delete=models.PROTECT, null=True, related_name="+")
+    created_at = models.DateTimeField(default=timezone.now, editable=False)
+
+    class Meta:
+        ordering: ClassVar[list[str]] = ["name"]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Mark(models.TextChoices):
+    """A person's word on a generation."""
+
+    NONE = ""
+    GOOD = "good"
+    BAD = "bad"
+
+
+class Generation(models.Model):
+    """One numbered, immutable state of a deployment: spec + lock + system + author + reason."""
+
+    deployment = models.ForeignKey(Deployment, on_delete=models.PROTECT, related_name="generations")
+    number = models.PositiveIntegerField()
+    parent = models.ForeignKey(
+        "self", on_delete=models.PROTECT, null=True, blank=True, related_name="+"
+    )
+    spec_toml = models.TextField()
+    lock = models.JSONField(null=True, blank=True)
+    graph = models.JSONField(null=True, blank=True)
+    """The derivations of its closure, as data (see `mmadmin.core.derivation.graph_to_json`)."""
+    system = models.CharField(max_length=255, blank=True)
+    """Name of the system object in the host's store, once built."""
+    state = models.CharField(
+        max_length=16,
+        choices=[(s.value, s.value) for s in GenerationState],
+        default=GenerationState.PLANNED,
+    )
+    state_reason = models.TextField(blank=True)
+    """Why it failed, in words with a remedy."""
+    author = models.ForeignKey(User, on_delete=models.PROTECT, related_name="+")
+    reason = models.TextField(blank=True)
+    pinned = models.BooleanField(default=False)
+    mark = models.CharField(max_length=8, choices=Mark.choices, blank=True, default=Mark.NONE)
+    probe_report = models.JSONField(null=True, blank=True)
+    host_facts = models.JSONField(null=True, blank=True)
+    """The host's facts when it was built."""
+    created_at = models.DateTimeField(default=timezone.now, editable=False)
+    changed_at = models.DateTimeField(default=timezone.now)
+    built_at = models.DateTimeField(null=True, blank=True)
+
+    class Meta:
+        ordering: ClassVar[list[str]] = ["-number"]
+        constraints: ClassVar[list[Any]] = [
+            models.UniqueConstraint(fields=["deployment", "number"], name="generation_number"),
+        ]
+
+    def __str__(self) -> str:
+        return self.uid
+
+    @property
+    def uid(self) -> str:
+        """`<deployment>/<number>`: the `x-mm-generation` header."""
+        return f"{self.deployment.name}/{self.number}"
+
+
+class Transition(models.Model):
+    """One state change of a generation, with who and why: history, never edited."""
+
+    generation = models.ForeignKey(Generation, on_delete=models.CASCADE, related_name="transitions")
+    before = models.CharField(max_length=16, blank=True)
+    after = models.CharField(max_length=16)
+    actor = models.ForeignKey(User, on_delete=models.PROTECT, null=True, related_name="+")
+    reason = models.TextField(blank=True)
+    at = models.DateTimeField(default=timezone.now, editable=False)
+
+    class Meta:
+        ordering: ClassVar[list[str]] = ["at", "id"]
+
+
+class Job(models.Model):
+    """Work that a host's worker does once: lease + fencing token, capped attempts, cancel.
+
+    A worker claims by compare-and-set, extends `lease_expires_at` while it works, and guards each
+    write with its `fence`. A sweeper enqueues again what nobody holds.
+    """
+
+    state = models.CharField(
+        max_length=16, choices=[(s.value, s.value) for s in JobState], default=JobState.QUEUED
+    )
+    host = models.ForeignKey(Host, on_delete=models.PROTECT, related_name="+")
+    actor = models.ForeignKey(User, on_delete=models.PROTECT, null=True, related_name="+")
+    """Who asked; null = mmadmin itself (auto-rollback)."""
+    fence = models.PositiveIntegerField(default=0)
+    lease_expires_at = models.DateTimeField(null=True, blank=True)
+    attempts = models.PositiveIntegerField(default=0)
+    max_attempts = models.PositiveIntegerField(default=3)
+    cancel_requested_at = models.DateTimeField(null=True, blank=True)
+    error = models.JSONField(null=True, blank=True)
+    """`MmError.as_json()` of how it ended, when it failed."""
+    enqueued_at = models.DateTimeField(null=True, blank=True)
+    created_at = models.DateTimeField(default=timezone.now, editable=False)
+    started_at = models.DateTimeField(null=True, blank=True)
+    ended_at = models.DateTimeField(null=True, blank=True)
+
+    class Meta:
+        abstract = True
+
+
+class Build(Job):
+    """Locks, plans and realises a generation's system; or only plans (`dry_run`)."""
+
+    deployment = models.ForeignKey(
+        Deployment, on_delete=models.CASCADE, null=True, blank=True, related_name="builds"
+    )
+    generation = models.ForeignKey(
+        Generation, on_delete=models.CASCADE, null=True, blank=True, related_name="builds"
+    )
+    """None for a dry run."""
+    spec_toml = models.TextField()
+    dry_run = models.BooleanField(default=False)
+    plan = models.JSONField(null=True, blank=True)
+    """`Plan.as_json()`: steps with state and reason, bytes to fetch."""
+    activate_after = models.BooleanField(default=False)
+    phase = models.CharField(max_length=16, blank=True)
+    """locking, planning, building: what it does now."""
+
+    class Meta:
+        ordering: ClassVar[list[str]] = ["-id"]
+        indexes: ClassVar[list[models.Index]] = [
+            models.Index(fields=["state", "lease_expires_at"], name="build_due"),
+        ]
+
+
+class StepState(models.TextChoices):
+    """Where a build step is."""
+
+    WAITING = "waiting"
+    CACHED = "cached"
+    SUBSTITUTED = "substituted"
+    RUNNING = "running"
+    BUILT = "built"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+class BuildStep(models.Model):
+    """One derivation of a build."""
+
+    build = models.ForeignKey(Build, on_delete=models.CASCADE, related_name="steps")
+    position = models.PositiveIntegerField()
+    derivation = models.CharField(max_length=64)
+    """Digest."""
+    name = models.CharField(max_length=255)
+    recipe = models.CharField(max_length=64)
+    inputs = models.JSONField(default=list)
+    """Digests of the derivations that it needs."""
+    state = models.CharField(max_length=16, choices=StepState.choices, default=StepState.WAITING)
+    why = models.TextField(blank=True)
+    """Why it is cached or must be built."""
+    output = models.CharField(max_length=255, blank=True)
+    """Object name."""
+    size_bytes = models.BigIntegerField(default=0)
+    progress_done = models.BigIntegerField(default=0)
+    progress_total = models.BigIntegerField(default=0)
+    progress_unit = models.CharField(max_length=32, blank=True)
+    started_at = models.DateTimeField(null=True, blank=True)
+    ended_at = models.DateTimeField(null=True, blank=True)
+    error = models.JSONField(null=True, blank=True)
+
+    class Meta:
+        ordering: ClassVar[list[str]] = ["position"]
+        constraints: ClassVar[list[Any]] = [
+            models.UniqueConstraint(fields=["build", "derivation"], name="step_once_a_build"),
+        ]
+
+
+class LogChunk(models.Model):
+    """Some lines of a step's or an activation's log, in order of `id`."""
+
+    step = models.ForeignKey(BuildStep, on_delete=models.CASCADE, null=True, related_name="log")
+    activation = models.ForeignKey(
+        "Activation", on_delete=models.CASCADE, null=True, related_name="log"
+    )
+    text = models.TextField()
+    at = models.DateTimeField(default=timezone.now, editable=False)
+
+    class Meta:
+        ordering: ClassVar[list[str]] = ["id"]
+
+
+class ActivationKind(models.TextChoices):
+    """Forward to a new generation, back to an earlier one, or down."""
+
+    ACTIVATE = "activate"
+    ROLLBACK = "rollback"
+    STOP = "stop"
+
+
+class Activation(Job):
+    """Makes a generation live: preflight → start → probe → flip → drain → retire."""
+
+    deployment = models.ForeignKey(Deployment, on_delete=models.CASCADE, related_name="activations")
+    target = models.ForeignKey(
+        Generation, on_delete=models.CASCADE, null=True, blank=True, related_name="activations"
+    )
+    """None for a stop."""
+    previous = models.ForeignKey(
+        Generation, on_delete=models.SET_NULL, null=True, blank=True, related_name="+"
+    )
+    """What was live when it began."""
+    kind = models.CharField(max_length=16, choices=ActivationKind.choices)
+    mode = models.CharField(max_length=16, blank=True)
+    """overlap or swap, once known."""
+    phase = models.CharField(max_length=32, blank=True)
+    """The step that it is in."""
+    phases = models.JSONField(default=list)
+    """`[{"phase", "started", "ended"}]`: durations for the history."""
+    reason = models.TextField(blank=True)
+
+    class Meta:
+        ordering: ClassVar[list[str]] = ["-id"]
+        constraints: ClassVar[list[Any]] = [
+            models.UniqueConstraint(
+                fields=["deployment"],
+                condition=Q(state__in=[JobState.QUEUED, JobState.RUNNING]),
+                name="one_activation_a_deployment",
+            ),
+        ]
+
+
+class ReplicaState(models.TextChoices):
+    """Where an engine process is."""
+
+    STARTING = "starting"
+    PROBING = "probing"
+    READY = "ready"
+    DRAINING = "draining"
+    STOPPED = "stopped"
+    FAILED = "failed"
+
+
+class Replica(models.Model):
+    """A running engine process of a generation, on a host and a port."""
+
+    uid = models.CharField(max_length=64, unique=True)
+    """Also the supervisor's program name, and what its secret is derived from."""
+    generation = models.ForeignKey(Generation, on_delete=models.CASCADE, related_name="replicas")
+    host = models.ForeignKey(Host, on_delete=models.PROTECT, related_name="replicas")
+    port = models.PositiveIntegerField()
+    slots = models.PositiveIntegerField(default=1)
+    context_per_slot = models.PositiveIntegerField(default=0)
+    state = models.CharField(
+        max_length=16, choices=ReplicaState.choices, default=ReplicaState.STARTING
+    )
+    pid = models.PositiveIntegerField(null=True, blank=True)
+    pid_started = models.FloatField(null=True, blank=True)
+    """Start time of the process (Unix seconds), so that a reused pid is not mistaken for it."""
+    launch = models.JSONField(default=dict)
+    """argv and environment without secrets."""
+    error = models.TextField(blank=True)
+    created_at = models.DateTimeField(default=timezone.now, editable=False)
+    stopped_at = models.DateTimeField(null=True, blank=True)
+
+    class Meta:
+        ordering: ClassVar[list[str]] = ["-id"]
+        constraints: ClassVar[list[Any]] = [
+            models.UniqueConstraint(
+                fields=["host", "port"],
+                condition=Q(state__in=["starting", "probing", "ready", "draining"]),
+                name="one_replica_a_port",
+            ),
+        ]
+
+
+class ClientKey(models.Model):
+    """A key for the gate. Its text is shown once; only the HMAC stays."""
+
+    key_id = models.CharField(max_length=16, unique=True)
+    digest = models.CharField(max_length=64)
+    owner = models.CharField(max_length=128)
+    note = models.CharField(max_length=255, blank=True)
+    deployments = models.JSONField(default=list, blank=True)
+    """Names that it may use; empty = all."""
+    endpoints = models.JSONField(default=list, blank=True)
+    """Endpoints that it may use; empty = all."""
+    rpm = models.PositiveIntegerField(default=0)
+    tpm = models.PositiveIntegerField(default=0)
+    concurrency = models.PositiveIntegerField(default=0)
+    tokens_per_day = models.PositiveBigIntegerField(default=0)
+    tokens_per_month = models.PositiveBigIntegerField(default=0)
+    """Limits; 0 = none."""
+    expires_at = models.DateTimeField(null=True, blank=True)
+    suspended_at = models.DateTimeField(null=True, blank=True)
+    revoked_at = models.DateTimeField(null=True, blank=True)
+    last_used_at = models.DateTimeField(null=True, blank=True)
+    rotated_from = models.ForeignKey(
+        "self", on_delete=models.SET_NULL, null=True, blank=True, related_name="rotations"
+    )
+    created_by = models.ForeignKey(User, on_delete=models.PROTECT, null=True, related_name="+")
+    created_at = models.DateTimeField(default=timezone.now, editable=False)
+
+    class Meta:
+        ordering: ClassVar[list[str]] = ["-id"]
+
+    def __str__(self) -> str:
+        return f"sk-mm-{self.key_id}"
+
+    @property
+    def state(self) -> str:
+        """active, suspended, expired or revoked."""
+        if self.revoked_at:
+            return "revoked"
+        if self.expires_at and self.expires_at <= timezone.now():
+            return "expired"
+        return "suspended" if self.suspended_at else "active"
+
+
+class UsageEvent(models.Model):
+    """One finished request, as the gate wrote it into the books."""
+
+    id = models.CharField(max_length=64, primary_key=True)
+    """The request id."""
+    at = models.DateTimeField(db_index=True)
+    key_id = models.CharField(max_length=16, db_index=True)
+    deployment = models.CharField(max_length=63, db_index=True)
+    generation = models.PositiveIntegerField(default=0)
+    endpoint = models.CharField(max_length=32)
+    status = models.PositiveSmallIntegerField()
+    outcome = models.CharField(max_length=16)
+    streamed = models.BooleanField(default=False)
+    prompt_tokens = models.PositiveIntegerField(default=0)
+    completion_tokens = models.PositiveIntegerField(default=0)
+    cached_tokens = models.PositiveIntegerField(default=0)
+    reasoning_tokens = models.PositiveIntegerField(default=0)
+    exact = models.BooleanField(default=True)
+    queue_ms = models.PositiveIntegerField(default=0)
+    ttft_ms = models.PositiveIntegerField(default=0)
+    duration_ms = models.PositiveIntegerField(default=0)
+    tokens_per_s_milli = models.PositiveIntegerField(default=0)
+
+    class Meta:
+        ordering: ClassVar[list[str]] = ["-at"]
+
+
+class UsageBucket(models.Model):
+    """Usage of one hour, key, deployment, generation and endpoint: sums of the events."""
+
+    hour = models.DateTimeField()
+    key_id = models.CharField(max_length=16)
+    deployment = models.CharField(max_length=63)
+    generation = models.PositiveIntegerField(default=0)
+    endpoint = models.CharField(max_length=32)
+    requests = models.PositiveIntegerField(default=0)
+    failed = models.PositiveIntegerField(default=0)
+    prompt_tokens = models.PositiveBigIntegerField(default=0)
+    completion_tokens = models.PositiveBigIntegerField(default=0)
+    cached_tokens = models.PositiveBigIntegerField(default=0)
+    reasoning_tokens = models.PositiveBigIntegerField(default=0)
+    ttft_ms = models.PositiveBigIntegerField(default=0)
+    """Sum; divide by `requests`."""
+    duration_ms = models.PositiveBigIntegerField(default=0)
+
+    class Meta:
+        ordering: ClassVar[list[str]] = ["-hour"]
+        constraints: ClassVar[list[Any]] = [
+            models.UniqueConstraint(
+                fields=["hour", "key_id", "deployment", "generation", "endpoint"],
+                name="one_bucket_an_hour",
+            ),
+        ]
+
+
+class AuditEvent(models.Model):
+    """Who did what to which thing: written once, never edited."""
+
+    at = models.DateTimeField(default=timezone.now, editable=False, db_index=True)
+    actor = models.ForeignKey(User, on_delete=models.PROTECT, null=True, related_name="+")
+    verb = models.CharField(max_length=64)
+    """`key.issue`, `deployment.rollback`, …"""
+    subject = models.CharField(max_length=128, blank=True, db_index=True)
+    """`key:<id>`, `deployment:<name>`, `generation:<name>/<n>`."""
+    summary = models.TextField(blank=True)
+    details = models.JSONField(default=dict, blank=True)
+    address = models.GenericIPAddressField(null=True, blank=True)
+
+    class Meta:
+        ordering: ClassVar[list[str]] = ["-id"]

@@ -1,0 +1,1 @@
+"""mmadmin: reproducible, reversible, shareable serving of large open models."""

@@ -1,0 +1,76 @@
+"""Client keys and engine secrets: format, digest, derivation.
+
+A key is `sk-mm-<id>-<secret><check>`: id 12 and secret 32 characters of Crockford's base32
+alphabet in lower case (60 and 160 bits), check 7 characters of CRC-32 over all that stands before
+it, so that a mistyped key is refused without a look-up. The id is public (`prefix`), the whole key
+is kept only as HMAC-SHA256 under the installation's pepper.
+"""
+
+from __future__ import annotations
+
+import binascii
+import hmac
+import re
+import secrets
+from dataclasses import dataclass
+from hashlib import sha256
+
+ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
+ID_LENGTH = 12
+SECRET_LENGTH = 32
+CHECK_LENGTH = 7
+_KEY = re.compile(
+    rf"sk-mm-([{ALPHABET}]{{{ID_LENGTH}}})-([{ALPHABET}]{{{SECRET_LENGTH}}})([{ALPHABET}]{{{CHECK_LENGTH}}})"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class NewKey:
+    """A key just made: the only moment at which its text exists."""
+
+    key_id: str
+    text: str
+    digest: str
+
+
+def _check(body: str) -> str:
+    """CRC-32 of `body` as 7 base32 digits."""
+    value = binascii.crc32(body.encode())
+    return "".join(ALPHABET[value >> shift & 31] for shift in range(30, -1, -5))
+
+
+def key_digest(text: str, pepper: bytes) -> str:
+    """Hex HMAC-SHA256 of the whole key."""
+    return hmac.new(pepper, text.encode(), sha256).hexdigest()
+
+
+def new_key(pepper: bytes) -> NewKey:
+    """Make a key from the system's random source."""
+    key_id = "".join(secrets.choice(ALPHABET) for _ in range(ID_LENGTH))
+    secret = "".join(secrets.choice(ALPHABET) for _ in range(SECRET_LENGTH))
+    body = f"sk-mm-{key_id}-{secret}"
+    text = body + _check(body)
+    return NewKey(key_id=key_id, text=text, digest=key_digest(text, pepper))
+
+
+def parse_key(text: str) -> str | None:
+    """The key's id when the text is well-formed and its check fits, else None."""
+    match = _KEY.fullmatch(text)
+    if match is None or not hmac.compare_digest(_check(text[:-CHECK_LENGTH]), match[3]):
+        return None
+    return match[1]
+
+
+def key_matches(text: str, digest: str, pepper: bytes) -> bool:
+    """Constant-time comparison of a key with its stored digest."""
+    return hmac.compare_digest(key_digest(text, pepper), digest)
+
+
+def prefix(key_id: str) -> str:
+    """What is shown of a key ever after."""
+    return f"sk-mm-{key_id}"
+
+
+def engine_secret(master: bytes, replica_uid: str) -> str:
+    """The secret between gate and one replica: HMAC of the replica's uid, 64 hex characters."""
+    return hmac.new(master, b"engine\0" + replica_uid.encode(), sha256).hexdigest()

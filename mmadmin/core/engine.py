@@ -1,0 +1,109 @@
+"""What an engine is: objects + options + seat → a `LaunchSpec`. Data only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from mmadmin.core.recipe import Json
+
+Options = Mapping[str, Json]
+"""The `[serve]` table of a spec, validated by `Engine.check`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What a model file says about itself (see `verify-gguf`)."""
+
+    architecture: str
+    size_bytes: int
+    layers: int = 0
+    context_length: int = 0
+    """Training context, tokens."""
+    embedding_length: int = 0
+    head_count: int = 0
+    head_count_kv: int = 0
+    metadata: Mapping[str, Json] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """Bytes a replica needs, by named part; `per_device` in the order of the seat's devices."""
+
+    parts: Mapping[str, int]
+    per_device: Sequence[int] = ()
+    host_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """The object that a generation runs, with its references as absolute paths."""
+
+    engine: Path
+    """Object folder of the engine build."""
+    model: Path
+    """The model file."""
+    template: Path | None
+    """The chat template file, or None for the model's own."""
+    options: Options
+    engine_kind: str
+    alias: str
+    """The model name that clients use."""
+    mmproj: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """Where a replica sits on its host."""
+
+    host: str
+    """Address to bind; loopback."""
+    port: int
+    devices: Sequence[int] = ()
+    """GPU indices; empty = all that are visible, or the CPU."""
+    slot_dir: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """How to learn that a replica is what it should be."""
+
+    health_path: str
+    models_path: str
+    alias: str
+    context_per_slot: int
+    """Tokens; 0 = not checked."""
+    slots: int
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchSpec:
+    """Everything a supervisor needs to start a replica. Holds no secret."""
+
+    argv: Sequence[str]
+    env: Mapping[str, str]
+    secret_env: str
+    """Name of the environment variable that carries the replica's secret."""
+    probe: Probe
+    load_deadline_s: int
+    """Scaled with the model's size."""
+
+
+class Engine(Protocol):
+    """One kind of engine; its module ends with `ENGINE: Engine = ...`."""
+
+    kind: str
+
+    def check(self, options: Options) -> None:
+        """Refuse bad options (`InvalidSpec`, naming the field under `serve`)."""
+        ...
+
+    def needs(self, model: ModelFacts, options: Options) -> Needs:
+        """Bytes per device, with the parts named."""
+        ...
+
+    def launch(self, system: System, seat: Seat) -> LaunchSpec:
+        """argv, environment, probe: data only."""
+        ...

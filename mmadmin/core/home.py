@@ -1,0 +1,120 @@
+"""Where one installation keeps its state: the layout of `MM_HOME` and its ports.
+
+Everything that mmadmin writes lies under one folder (default `./var`). This module only names
+the places; it creates nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+DEFAULT_PANEL_PORT = 8000
+DEFAULT_GATE_PORT = 20000
+SOCKET_PATH_LIMIT = 90
+"""Longest folder path under which a Unix socket name still fits `sun_path` (108 bytes)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """The layout of one installation's state folder."""
+
+    root: Path
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str] | None = None) -> Home:
+        """`MM_HOME`, else `./var` of the current folder, absolute."""
+        env = os.environ if env is None else env
+        return cls(Path(env.get("MM_HOME") or "var").absolute())
+
+    @property
+    def store(self) -> Path:
+        """The root of this host's store."""
+        return self.root / "store"
+
+    @property
+    def database(self) -> Path:
+        """The embedded SQLite database."""
+        return self.root / "db.sqlite3"
+
+    @property
+    def secrets(self) -> Path:
+        """Folder (0700) of generated secrets, one 0600 file each."""
+        return self.root / "secrets"
+
+    @property
+    def logs(self) -> Path:
+        """Logs of the supervised processes; engines have theirs under `logs/engines`."""
+        return self.root / "logs"
+
+    @property
+    def supervisor(self) -> Path:
+        """Generated supervisord configuration; one file an engine under `engines/`."""
+        return self.root / "supervisor"
+
+    @property
+    def broker(self) -> Path:
+        """Data of the embedded broker."""
+        return self.root / "broker"
+
+    @property
+    def gate(self) -> Path:
+        """The gate's snapshot copy and usage spool."""
+        return self.root / "gate"
+
+    @property
+    def replicas(self) -> Path:
+        """Launch files (0600) of the engines, one a replica."""
+        return self.root / "replicas"
+
+    @property
+    def run_dir(self) -> Path:
+        """Unix sockets and pid files; elsewhere when the path would not fit a socket address."""
+        run_dir = self.root / "run"
+        if len(str(run_dir)) <= SOCKET_PATH_LIMIT:
+            return run_dir
+        tag = hashlib.sha256(str(self.root).encode()).hexdigest()[:12]
+        return Path("/tmp") / f"mmadmin-{os.getuid()}-{tag}"  # noqa: S108 (made 0700 by `mm up`)
+
+    @property
+    def broker_socket(self) -> Path:
+        """The embedded broker's Unix socket."""
+        return self.run_dir / "broker.sock"
+
+    @property
+    def supervisor_socket(self) -> Path:
+        """The supervisor's Unix socket (XML-RPC)."""
+        return self.run_dir / "supervisor.sock"
+
+    @property
+    def broker_url(self) -> str:
+        """`REDIS_URL` of the embedded broker."""
+        return f"unix://{self.broker_socket}"
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """TCP ports of the installation, all on the addresses that `mm up` is told."""
+
+    panel: int
+    gate: int
+    metrics: int
+    engines_from: int
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str] | None = None) -> Ports:
+        """`MM_PANEL_PORT`, `MM_GATE_PORT`, `MM_METRICS_PORT`, `MM_ENGINE_PORTS_FROM`.
+
+        The metrics port follows the gate's port unless it is set.
+        """
+        env = os.environ if env is None else env
+        gate = int(env.get("MM_GATE_PORT") or DEFAULT_GATE_PORT)
+        return cls(
+            panel=int(env.get("MM_PANEL_PORT") or DEFAULT_PANEL_PORT),
+            gate=gate,
+            metrics=int(env.get("MM_METRICS_PORT") or gate + 1),
+            engines_from=int(env.get("MM_ENGINE_PORTS_FROM") or gate + 1000),
+        )
