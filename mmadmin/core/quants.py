@@ -127,8 +127,9 @@ def select(files: Iterable[RepoFile], selector: str | None, *, kind: SetKind = "
     """The one complete set that `selector` means.
 
     `selector` is a quant (`q4_k_m`), a run of whole tokens (`27b-q4_k_m`), a file's path, or a
-    folder's path with its final `/`; None or "" means "the only one there is". Raises `NotFound` for no match, `InvalidSpec` for
-    several, both with `details["candidates"]`; `InvalidModel` when shards are missing.
+    folder's path with its final `/`; None or "" means "the only one there is".
+    Raises `NotFound` for no match, `InvalidSpec` for several, both with `details["candidates"]`;
+    `InvalidModel` when shards are missing.
     """
     candidates = [s for s in group(files) if s.kind == kind]
     wanted = (selector or "").strip()
@@ -216,7 +217,7 @@ def _means(selector: str, candidate: GgufSet) -> bool:
     if selector.lower().endswith(".gguf"):
         return any(selector in (f.path, f.path.rpartition("/")[2]) for f in candidate.files)
     folder, _, name = candidate.name.rpartition("/")
-    if selector == candidate.name or selector == f"{folder}/":
+    if selector in (candidate.name, f"{folder}/"):
         return True
     wanted = tokens_of(selector)
     if _run(wanted, tokens_of(name)):
