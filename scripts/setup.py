@@ -5,7 +5,7 @@ Each step is skipped when its stamp (a digest of what it was made from) still fi
 run takes a moment; an interrupted run leaves no stamp and is simply repeated.
 
     python3 scripts/setup.py            what `mm` needs (requirements/base.txt)
-    python3 scripts/setup.py --dev      what the tests need as well (requirements/dev.txt, a browser)
+    python3 scripts/setup.py --dev      also what the tests need (requirements/dev.txt, a browser)
 """
 
 import hashlib
@@ -85,8 +85,8 @@ class Step:
 
 
 def digest(*paths):
-    """sha256 over the named files of the checkout and this Python."""
-    total = hashlib.sha256(sys.version.encode())
+    """sha256 over the named files of the checkout, its place, and this Python."""
+    total = hashlib.sha256((sys.version + VENV).encode())
     for path in paths:
         with open(os.path.join(ROOT, path), "rb") as file:
             total.update(path.encode() + b"\0" + file.read())
@@ -123,14 +123,13 @@ def check_machine():
     for module in ("venv", "ensurepip"):
         if importlib.util.find_spec(module) is None:
             fail(
-                "this Python has no module `{}`.\n"
-                "Debian: apt-get install python3-venv".format(module)
+                "this Python has no module `{}`.\nDebian: apt-get install python3-venv".format(
+                    module
+                )
             )
     for program, package, what in TOOLS:
         if shutil.which(program) is None:
-            fail(
-                "`{}` is missing: {}.\nDebian: apt-get install {}".format(program, what, package)
-            )
+            fail("`{}` is missing: {}.\nDebian: apt-get install {}".format(program, what, package))
 
 
 def run(argv, step, on_line=None):
@@ -156,9 +155,7 @@ def run(argv, step, on_line=None):
             raise
         code = child.wait()
     if code:
-        fail(
-            "{} failed with exit code {}:\n{}".format(step.what, code, "\n".join(lines[-25:]))
-        )
+        fail("{} failed with exit code {}:\n{}".format(step.what, code, "\n".join(lines[-25:])))
 
 
 def usable():
@@ -211,7 +208,7 @@ def install(path, name):
 
 
 def install_project():
-    """mmadmin itself, in place, so that `.venv/bin/mm` exists."""
+    """The project itself, in place, so that `.venv/bin/mm` exists."""
     value = digest("pyproject.toml", "setup.py", "CHANGELOG.md")
     if stamped("mm-project", value) and os.path.exists(os.path.join(VENV, "bin", "mm")):
         return
@@ -239,7 +236,9 @@ def install_browser():
             if line.startswith(("Get:", "Unpacking", "Setting up")):
                 step.detail = line.strip()[:60]
 
-        run(["apt-get", "install", "-y", "-q", "--no-install-recommends", "chromium"], step, on_line)
+        run(
+            ["apt-get", "install", "-y", "-q", "--no-install-recommends", "chromium"], step, on_line
+        )
 
 
 def main():
