@@ -7,9 +7,12 @@ engine's secret is derived from the installation's engine master key (`access.en
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal
+
+from mmadmin.core.errors import InvalidInput
 
 SNAPSHOT_FORMAT = 1
 SNAPSHOT_KEY = "mm:snapshot"
@@ -129,3 +132,123 @@ class Usage:
     """Spool id of the gate worker."""
     seq: int = 0
     """Position in that spool."""
+
+
+def snapshot_to_json(snapshot: Snapshot) -> str:
+    """The published form: compact JSON, the version first, so that a reader sees it early."""
+    return json.dumps(
+        {
+            "version": snapshot.version,
+            "format": snapshot.format,
+            "routes": {name: asdict(route) for name, route in snapshot.routes.items()},
+            "keys": {key_id: asdict(key) for key_id, key in snapshot.keys.items()},
+        },
+        separators=(",", ":"),
+        ensure_ascii=False,
+    )
+
+
+def snapshot_from_json(text: str | bytes) -> Snapshot:
+    """Read a published snapshot; `InvalidInput` when it is damaged or of another format.
+
+    Fields that this version does not know are ignored, so that a newer panel may add some.
+    """
+    try:
+        data = json.loads(text)
+        if data["format"] != SNAPSHOT_FORMAT:
+            raise InvalidInput(
+                f"the snapshot has format {data['format']}, this gate reads {SNAPSHOT_FORMAT}",
+                remedy="run panel and gate of the same release",
+            )
+        return Snapshot(
+            version=_int(data["version"]),
+            routes={str(name): _route(value) for name, value in data["routes"].items()},
+            keys={str(key_id): _key(value) for key_id, value in data["keys"].items()},
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise InvalidInput(
+            f"the snapshot is damaged: {type(error).__name__}: {error}",
+            remedy="publish it again (any change in the panel does)",
+        ) from error
+
+
+def usage_to_json(usage: Usage) -> str:
+    """One line of the books, as it lies in the spool and travels in the stream."""
+    return json.dumps(asdict(usage), separators=(",", ":"), ensure_ascii=False)
+
+
+def usage_from_json(text: str | bytes) -> Usage:
+    """Read one usage event; `InvalidInput` when it is damaged."""
+    try:
+        data = json.loads(text)
+        known = {name: data[name] for name in _USAGE_FIELDS if name in data}
+        usage = Usage(**known)
+        for name, kind in _USAGE_FIELDS.items():
+            value = getattr(usage, name)
+            if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+                raise TypeError(f"{name} is {type(value).__name__}")  # noqa: TRY301 (one exit)
+    except (TypeError, ValueError, AttributeError) as error:
+        raise InvalidInput(f"a usage event is damaged: {type(error).__name__}: {error}") from error
+    return usage
+
+
+_USAGE_KINDS: dict[str, type | tuple[type, ...]] = {
+    "str": str,
+    "int": int,
+    "float": (float, int),
+    "bool": bool,
+}
+_USAGE_FIELDS = {
+    field.name: _USAGE_KINDS.get(str(field.type), str) for field in fields(Usage)
+}  # `outcome` is a literal: a str
+
+
+def _int(value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"{value!r} is not an integer")
+    return value
+
+
+def _strings(value: Any) -> tuple[str, ...]:
+    if isinstance(value, str) or not all(isinstance(item, str) for item in value):
+        raise TypeError(f"{value!r} is not a list of strings")
+    return tuple(value)
+
+
+def _route(value: Any) -> Route:
+    if value["mode"] not in ("open", "hold", "closed"):
+        raise ValueError(f"unknown route mode {value['mode']!r}")
+    return Route(
+        deployment=value["deployment"],
+        public_name=value["public_name"],
+        mode=value["mode"],
+        generation=value["generation"],
+        generation_uid=value["generation_uid"],
+        replicas=tuple(
+            ReplicaRoute(uid=item["uid"], url=item["url"], slots=_int(item["slots"]))
+            for item in value["replicas"]
+        ),
+        queue_limit=_int(value.get("queue_limit", 64)),
+        hold_until=_int(value.get("hold_until", 0)),
+        created=_int(value.get("created", 0)),
+        context_per_slot=_int(value.get("context_per_slot", 0)),
+        endpoints=_strings(value.get("endpoints", ())),
+    )
+
+
+def _key(value: Any) -> KeyRecord:
+    if value["state"] not in ("active", "suspended", "revoked"):
+        raise ValueError(f"unknown key state {value['state']!r}")
+    return KeyRecord(
+        key_id=value["key_id"],
+        digest=value["digest"],
+        state=value["state"],
+        expires_at=_int(value.get("expires_at", 0)),
+        deployments=_strings(value.get("deployments", ())),
+        endpoints=_strings(value.get("endpoints", ())),
+        rpm=_int(value.get("rpm", 0)),
+        tpm=_int(value.get("tpm", 0)),
+        concurrency=_int(value.get("concurrency", 0)),
+        tokens_per_day=_int(value.get("tokens_per_day", 0)),
+        tokens_per_month=_int(value.get("tokens_per_month", 0)),
+    )

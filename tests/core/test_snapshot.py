@@ -1,0 +1,106 @@
+"""The codec of snapshots and usage events."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mmadmin.core.errors import InvalidInput
+from mmadmin.core.snapshot import (
+    KeyRecord,
+    ReplicaRoute,
+    Route,
+    Snapshot,
+    Usage,
+    snapshot_from_json,
+    snapshot_to_json,
+    usage_from_json,
+    usage_to_json,
+)
+
+_ROUTE = Route(
+    deployment="smollm2",
+    public_name="smollm2-135m",
+    mode="hold",
+    generation=3,
+    generation_uid="smollm2/3",
+    replicas=(ReplicaRoute(uid="r1", url="http://127.0.0.1:21000", slots=4),),
+    queue_limit=8,
+    hold_until=1_800_000_000,
+    created=1_700_000_000,
+    context_per_slot=2048,
+    endpoints=("chat",),
+)
+_KEY = KeyRecord(key_id="k", digest="ab", state="active", deployments=("smollm2",), rpm=3)
+_SNAPSHOT = Snapshot(version=7, routes={"smollm2-135m": _ROUTE}, keys={"k": _KEY})
+
+
+def test_a_snapshot_survives_the_round_trip() -> None:
+    """What is published is what the gate serves from."""
+    assert snapshot_from_json(snapshot_to_json(_SNAPSHOT)) == _SNAPSHOT
+
+
+def test_a_newer_panel_may_add_fields() -> None:
+    """Unknown fields are ignored, at every level."""
+    data = json.loads(snapshot_to_json(_SNAPSHOT))
+    data["extra"] = data["routes"]["smollm2-135m"]["extra"] = data["keys"]["k"]["extra"] = [1]
+    assert snapshot_from_json(json.dumps(data)) == _SNAPSHOT
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: text[:-5],
+        lambda text: "[]",
+        lambda text: text.replace('"format":1', '"format":2'),
+        lambda text: text.replace('"hold"', '"ajar"'),
+        lambda text: text.replace('"active"', '"asleep"'),
+        lambda text: text.replace('"slots":4', '"slots":"4"'),
+        lambda text: text.replace('["chat"]', '"chat"'),
+        lambda text: text.replace('"digest"', '"digits"'),
+    ],
+)
+def test_a_damaged_snapshot_is_refused(damage) -> None:
+    """A gate keeps its last good snapshot instead of serving half of a bad one."""
+    with pytest.raises(InvalidInput):
+        snapshot_from_json(damage(snapshot_to_json(_SNAPSHOT)))
+
+
+@given(
+    st.builds(
+        Usage,
+        id=st.text(min_size=1),
+        at=st.floats(0, 1e10),
+        key_id=st.text(),
+        deployment=st.text(),
+        endpoint=st.text(),
+        generation=st.integers(0, 2**31),
+        status=st.integers(100, 599),
+        outcome=st.sampled_from(["ok", "refused", "failed", "cancelled"]),
+        exact=st.booleans(),
+        seq=st.integers(0, 2**53),
+    )
+)
+def test_a_usage_event_survives_the_round_trip(usage: Usage) -> None:
+    """Nothing is lost between the spool and the books."""
+    assert usage_from_json(usage_to_json(usage)) == usage
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[1]", '{"id":1}', "null"])
+def test_a_damaged_usage_event_is_refused(text: str) -> None:
+    """A torn line of the spool does not enter the books."""
+    with pytest.raises(InvalidInput):
+        usage_from_json(text)
+
+
+def test_a_usage_event_with_a_wrong_type_is_refused() -> None:
+    """A count that is no number does not enter the books."""
+    usage = Usage(
+        id="r", at=1.0, key_id="k", deployment="d", generation=1, endpoint="chat", status=200,
+        outcome="ok",
+    )  # fmt: skip
+    good = json.loads(usage_to_json(usage))
+    for field, value in (("prompt_tokens", "3"), ("exact", 1), ("status", True), ("outcome", 4)):
+        with pytest.raises(InvalidInput):
+            usage_from_json(json.dumps({**good, field: value}))
