@@ -57,7 +57,7 @@ class Host(models.Model):
 class Deployment(models.Model):
     """Something that is served under a public name; its generations are its history."""
 
-    name = models.SlugField(max_length=63, unique=True)
+    name = models.CharField(max_length=63, unique=True)
     public_name = models.CharField(max_length=128, unique=True)
     """The model name that clients send."""
     description = models.TextField(blank=True)
@@ -164,6 +164,8 @@ class Job(models.Model):
     actor = models.ForeignKey(User, on_delete=models.PROTECT, null=True, related_name="+")
     """Who asked; null = mmadmin itself (auto-rollback)."""
     fence = models.PositiveIntegerField(default=0)
+    holder = models.CharField(max_length=128, blank=True)
+    """`<machine>:<pid>:<start time>` of the process that holds the lease."""
     lease_expires_at = models.DateTimeField(null=True, blank=True)
     attempts = models.PositiveIntegerField(default=0)
     max_attempts = models.PositiveIntegerField(default=3)
@@ -171,6 +173,7 @@ class Job(models.Model):
     error = models.JSONField(null=True, blank=True)
     """`MmError.as_json()` of how it ended, when it failed."""
     enqueued_at = models.DateTimeField(null=True, blank=True)
+    """When the broker last took it; null = it never did, so the sweeper will try."""
     created_at = models.DateTimeField(default=timezone.now, editable=False)
     started_at = models.DateTimeField(null=True, blank=True)
     ended_at = models.DateTimeField(null=True, blank=True)
@@ -328,6 +331,10 @@ class Replica(models.Model):
     pid = models.PositiveIntegerField(null=True, blank=True)
     pid_started = models.FloatField(null=True, blank=True)
     """Start time of the process (Unix seconds), so that a reused pid is not mistaken for it."""
+    activation = models.ForeignKey(
+        Activation, on_delete=models.SET_NULL, null=True, blank=True, related_name="replicas"
+    )
+    """The activation that started it: a resumed activation finds its own replica again."""
     launch = models.JSONField(default=dict)
     """argv and environment without secrets."""
     error = models.TextField(blank=True)
@@ -388,6 +395,70 @@ class ClientKey(models.Model):
         return "suspended" if self.suspended_at else "active"
 
 
+class UserToken(models.Model):
+    """A personal token for the REST API. Its text is shown once; only the HMAC stays."""
+
+    user = models.ForeignKey(User, on_delete=models.CASCADE, related_name="tokens")
+    token_id = models.CharField(max_length=16, unique=True)
+    digest = models.CharField(max_length=64)
+    note = models.CharField(max_length=255, blank=True)
+    expires_at = models.DateTimeField(null=True, blank=True)
+    revoked_at = models.DateTimeField(null=True, blank=True)
+    last_used_at = models.DateTimeField(null=True, blank=True)
+    created_at = models.DateTimeField(default=timezone.now, editable=False)
+
+    class Meta:
+        ordering: ClassVar[list[str]] = ["-id"]
+
+
+class Publication(models.Model):
+    """The newest version of what the gate was told; one row, locked while a snapshot is made."""
+
+    version = models.BigIntegerField(default=0)
+    digest = models.CharField(max_length=64, blank=True)
+    """Of the content without its version: nothing is published twice for nothing."""
+
+
+class GateSpool(models.Model):
+    """How far one gate worker's usage spool is in the books without a gap."""
+
+    gate = models.CharField(max_length=64, unique=True)
+    acked_seq = models.BigIntegerField(default=0)
+    updated_at = models.DateTimeField(default=timezone.now)
+
+
+class AlarmKind(models.TextChoices):
+    """What a watch found."""
+
+    UNHEALTHY = "unhealthy"
+    DRIFT = "drift"
+
+
+class Alarm(models.Model):
+    """Something that is not as it should be, from when until when."""
+
+    deployment = models.ForeignKey(Deployment, on_delete=models.CASCADE, related_name="alarms")
+    generation = models.ForeignKey(
+        Generation, on_delete=models.CASCADE, null=True, related_name="+"
+    )
+    kind = models.CharField(max_length=16, choices=AlarmKind.choices)
+    subject = models.CharField(max_length=255)
+    """What differs: `binary`, `argv`, a file's path, …"""
+    message = models.TextField()
+    raised_at = models.DateTimeField(default=timezone.now, editable=False)
+    cleared_at = models.DateTimeField(null=True, blank=True)
+
+    class Meta:
+        ordering: ClassVar[list[str]] = ["-id"]
+        constraints: ClassVar[list[Any]] = [
+            models.UniqueConstraint(
+                fields=["deployment", "kind", "subject"],
+                condition=Q(cleared_at__isnull=True),
+                name="one_open_alarm_a_subject",
+            ),
+        ]
+
+
 class UsageEvent(models.Model):
     """One finished request, as the gate wrote it into the books."""
 
@@ -413,6 +484,9 @@ class UsageEvent(models.Model):
 
     class Meta:
         ordering: ClassVar[list[str]] = ["-at"]
+        indexes: ClassVar[list[models.Index]] = [
+            models.Index(fields=["deployment", "at"], name="usage_of_deployment"),
+        ]
 
 
 class UsageBucket(models.Model):

@@ -1,0 +1,211 @@
+"""What others are told: the gate's snapshot and the live events of open pages.
+
+The snapshot goes to Redis (value and nudge) and to a file beside the gate, so that a gate on this
+host needs neither Redis nor the database. Its version comes from one locked row that is taken
+before the records are read: of two snapshots, the one with the higher version never knows less.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import tempfile
+import time
+from contextlib import suppress
+from dataclasses import replace
+from datetime import datetime
+from functools import lru_cache
+from pathlib import Path
+
+import redis
+from django.conf import settings
+from django.db import transaction
+from django.utils import timezone
+
+from deployments.models import ClientKey, Deployment, Publication, Replica, ReplicaState
+from mmadmin.core.errors import InvalidInput
+from mmadmin.core.home import Home
+from mmadmin.core.snapshot import (
+    NUDGE_CHANNEL,
+    SNAPSHOT_KEY,
+    KeyRecord,
+    ReplicaRoute,
+    Route,
+    RouteMode,
+    Snapshot,
+    snapshot_from_json,
+    snapshot_to_json,
+)
+
+log = logging.getLogger(__name__)
+
+EVENTS_CHANNEL = "mm:events"
+REDIS_TIMEOUT_S = 2.0
+
+SET_IF_NEWER = """
+local now = redis.call('GET', KEYS[2])
+if now and tonumber(now) > tonumber(ARGV[2]) then return 0 end
+redis.call('SET', KEYS[1], ARGV[1])
+redis.call('SET', KEYS[2], ARGV[2])
+redis.call('PUBLISH', ARGV[3], ARGV[2])
+return 1
+"""
+"""Value, version and nudge in one step; an older snapshot never replaces a newer one."""
+
+
+@lru_cache(maxsize=4)
+def _client(url: str, _pid: int) -> redis.Redis:
+    return redis.Redis.from_url(
+        url, socket_timeout=REDIS_TIMEOUT_S, socket_connect_timeout=REDIS_TIMEOUT_S
+    )
+
+
+def client() -> redis.Redis:
+    """The broker as a Redis client, one a process."""
+    return _client(settings.REDIS_URL, os.getpid())
+
+
+def announce(
+    kind: str,
+    row_id: int | str,
+    *,
+    deployment: str = "",
+    build: int | None = None,
+    activation: int | None = None,
+) -> None:
+    """Tell open pages that something changed. Best effort: pages also refresh by themselves."""
+    event = {
+        "kind": kind,
+        "id": row_id,
+        "deployment": deployment,
+        "build": build,
+        "activation": activation,
+    }
+    with suppress(redis.RedisError):
+        client().publish(EVENTS_CHANNEL, json.dumps(event))
+
+
+def current_snapshot(version: int = 0) -> Snapshot:
+    """The records as the gate must see them now."""
+    now = timezone.now()
+    replicas: dict[int, list[ReplicaRoute]] = {}
+    contexts: dict[int, int] = {}
+    for replica in Replica.objects.filter(state=ReplicaState.READY).select_related("host"):
+        replicas.setdefault(replica.generation_id, []).append(
+            ReplicaRoute(
+                uid=replica.uid, url=f"http://127.0.0.1:{replica.port}", slots=replica.slots
+            )
+        )
+        contexts[replica.generation_id] = replica.context_per_slot
+    routes: dict[str, Route] = {}
+    deployments = Deployment.objects.filter(archived_at=None).select_related("live")
+    for deployment in deployments.order_by("name"):
+        live = deployment.live
+        serving = replicas.get(live.pk, []) if live else []
+        routes[deployment.public_name] = Route(
+            deployment=deployment.name,
+            public_name=deployment.public_name,
+            mode=_mode(deployment, now, serving=bool(serving)),
+            generation=live.number if live else None,
+            generation_uid=f"{deployment.name}/{live.number}" if live else None,
+            replicas=serving,
+            hold_until=_unix(deployment.hold_until),
+            created=_unix(deployment.created_at),
+            context_per_slot=contexts.get(live.pk, 0) if live else 0,
+        )
+    keys = {
+        key.key_id: KeyRecord(
+            key_id=key.key_id,
+            digest=key.digest,
+            state="revoked" if key.revoked_at else "suspended" if key.suspended_at else "active",
+            expires_at=_unix(key.expires_at),
+            deployments=tuple(key.deployments),
+            endpoints=tuple(key.endpoints),
+            rpm=key.rpm,
+            tpm=key.tpm,
+            concurrency=key.concurrency,
+            tokens_per_day=key.tokens_per_day,
+            tokens_per_month=key.tokens_per_month,
+        )
+        for key in ClientKey.objects.all()
+    }
+    return Snapshot(version=version, routes=routes, keys=keys)
+
+
+def _unix(moment: datetime | None) -> int:
+    return int(moment.timestamp()) if moment else 0
+
+
+def _mode(deployment: Deployment, now: datetime, *, serving: bool) -> RouteMode:
+    if deployment.hold_until is not None and deployment.hold_until > now:
+        return "hold"
+    return "open" if serving else "closed"
+
+
+def publish_snapshot(*, force: bool = True) -> int:
+    """Tell the gate what it must know; returns the snapshot's version.
+
+    With `force` off, nothing is written when the gate was told the same already and Redis and the
+    file still have it. Safe to call twice, from any process; a broker that is down is logged, the
+    file is written all the same, and the timer repeats it.
+    """
+    with transaction.atomic():
+        row, _ = Publication.objects.get_or_create(pk=1)
+        row = Publication.objects.select_for_update().get(pk=1)
+        snapshot = current_snapshot()
+        digest = hashlib.sha256(snapshot_to_json(snapshot).encode()).hexdigest()
+        same = digest == row.digest
+        if not same or force:
+            row.version = max(row.version + 1, time.time_ns() // 1_000_000)
+            row.digest = digest
+            row.save()
+        snapshot = replace(snapshot, version=row.version)
+    text = snapshot_to_json(snapshot)
+    if not same or force or _redis_version() != row.version:
+        _to_redis(text, row.version)
+    _to_file(settings.HOME, text, row.version)
+    return row.version
+
+
+def _redis_version() -> int | None:
+    try:
+        found = client().get(f"{SNAPSHOT_KEY}:version")
+    except redis.RedisError:
+        return None
+    return int(found) if isinstance(found, bytes) else None
+
+
+def _to_redis(text: str, version: int) -> None:
+    try:
+        client().eval(
+            SET_IF_NEWER, 2, SNAPSHOT_KEY, f"{SNAPSHOT_KEY}:version", text, version, NUDGE_CHANNEL
+        )
+    except redis.RedisError as error:
+        log.warning("the gate's snapshot %s did not reach the broker: %s", version, error)
+
+
+def _to_file(home: Home, text: str, version: int) -> None:
+    """Write `gate/snapshot.json` (0600) by rename, unless the file is as new."""
+    folder = home.gate
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    target = folder / "snapshot.json"
+    with (folder / "snapshot.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if _file_version(target) >= version:
+            return
+        handle, name = tempfile.mkstemp(dir=folder, prefix=".snapshot-")
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).replace(target)
+
+
+def _file_version(path: Path) -> int:
+    try:
+        return snapshot_from_json(path.read_bytes()).version
+    except (OSError, InvalidInput):
+        return -1
