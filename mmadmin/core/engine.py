@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from mmadmin.core.fields import Field
 from mmadmin.core.recipe import Json
 
 Options = Mapping[str, Json]
@@ -52,6 +53,8 @@ class System:
     alias: str
     """The model name that clients use."""
     mmproj: Path | None = None
+    facts: ModelFacts | None = None
+    """What the model says about itself, as `verify-gguf` read it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +79,8 @@ class Probe:
     context_per_slot: int
     """Tokens; 0 = not checked."""
     slots: int
+    model_path: str = ""
+    """The model file that the engine must say it serves; empty = not checked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +100,18 @@ class Engine(Protocol):
     """One kind of engine; its module ends with `ENGINE: Engine = ...`."""
 
     kind: str
+    fields: Sequence[Field]
+    """The fields of a spec's `[serve]` table."""
+    binary: str
+    """The program inside the engine object, relative: `bin/llama-server`."""
+    targets: Sequence[str]
+    """What `build-engine` must build."""
 
-    def check(self, options: Options) -> None:
-        """Refuse bad options (`InvalidSpec`, naming the field under `serve`)."""
+    def check(self, options: Options, *, own_template: bool = False) -> None:
+        """Refuse bad options (`InvalidSpec`, naming the field under `serve`).
+
+        `own_template`: the deployment brings a chat template other than the model's own.
+        """
         ...
 
     def needs(self, model: ModelFacts, options: Options) -> Needs:

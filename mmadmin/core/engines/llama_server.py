@@ -1,0 +1,583 @@
+"""llama-server: `[serve]` options → argv, with the checks that the server makes late or never.
+
+`context` is what one request may use: the server divides `--ctx-size` by its slots, so it is
+given context x slots. The secret goes by `LLAMA_API_KEY`. The order of the argv is fixed: golden
+files pin it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from decimal import Decimal
+from typing import cast
+
+from mmadmin.core.engine import Engine, LaunchSpec, ModelFacts, Needs, Options, Probe, Seat, System
+from mmadmin.core.engines.llama_flags import BY_NAME, FILES, OURS, Flag, is_preset
+from mmadmin.core.fields import Field, refuse, suggestion
+from mmadmin.core.recipe import Json
+
+CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
+CACHE_BITS: Mapping[str, Decimal] = {
+    "f32": Decimal(32),
+    "f16": Decimal(16),
+    "bf16": Decimal(16),
+    "q8_0": Decimal("8.5"),
+    "q5_1": Decimal(6),
+    "q5_0": Decimal("5.5"),
+    "q4_1": Decimal(5),
+    "q4_0": Decimal("4.5"),
+    "iq4_nl": Decimal("4.5"),
+}
+"""Bits an element: GGML's block layouts (32 elements a block, with its scales)."""
+SLOWEST_DISK = 50 * 1024 * 1024
+"""Bytes per second that a load is allowed to take; the deadline is made of it."""
+LOAD_SECONDS = 120
+"""What a load may take besides reading: start, warm-up, GPU context."""
+ON_OFF_AUTO = ("on", "off", "auto")
+
+FIELDS: tuple[Field, ...] = (
+    Field(
+        "context",
+        "integer",
+        "Tokens that one request may use, prompt and answer together. Each slot has this much. "
+        "0: what the model was trained with (one slot only).",
+        default=0,
+        minimum=0,
+        maximum=16_777_216,
+        unit="tokens",
+        example=65536,
+        flag="--ctx-size",
+    ),
+    Field(
+        "gpu_layers",
+        "integer",
+        "Layers kept on the GPUs; 99 or more: all of them. Left out: the engine decides.",
+        minimum=0,
+        maximum=9999,
+        example=99,
+        flag="--n-gpu-layers",
+    ),
+    Field(
+        "tensor_split",
+        "decimals",
+        "How the layers are shared out over the GPUs, one number for each.",
+        minimum=0,
+        example=[8, 8, 8, 8],
+        flag="--tensor-split",
+    ),
+    Field(
+        "slots",
+        "integer",
+        "Requests that are served at once. Memory for the context grows with it.",
+        default=1,
+        minimum=1,
+        maximum=512,
+        example=1,
+        flag="--parallel",
+    ),
+    Field(
+        "jinja",
+        "boolean",
+        "Render the chat template with the engine's Jinja interpreter; tools and reasoning need "
+        "it. The engine's default is on.",
+        flag="--jinja",
+    ),
+    Field(
+        "reasoning",
+        "choice",
+        "Let the model reason before it answers. auto: as the template says.",
+        choices=ON_OFF_AUTO,
+        flag="--reasoning",
+    ),
+    Field(
+        "reasoning_format",
+        "choice",
+        '"deepseek" puts the reasoning into a field of its own, "none" leaves it in the text.',
+        choices=("auto", "none", "deepseek", "deepseek-legacy"),
+        flag="--reasoning-format",
+    ),
+    Field(
+        "temperature",
+        "decimal",
+        "Sampling temperature when the client gives none.",
+        minimum=0,
+        maximum=10,
+        example="0.7",
+        flag="--temp",
+    ),
+    Field(
+        "top_p",
+        "decimal",
+        "Nucleus sampling when the client gives none. 1: off.",
+        minimum=0,
+        maximum=1,
+        example="0.95",
+        flag="--top-p",
+    ),
+    Field(
+        "top_k",
+        "integer",
+        "Top-k sampling when the client gives none. 0: off.",
+        minimum=0,
+        maximum=1_000_000,
+        example=40,
+        flag="--top-k",
+    ),
+    Field(
+        "min_p",
+        "decimal",
+        "Min-p sampling when the client gives none. 0: off.",
+        minimum=0,
+        maximum=1,
+        flag="--min-p",
+    ),
+    Field(
+        "repeat_penalty",
+        "decimal",
+        "Penalty for repeated tokens. 1: off.",
+        minimum=0,
+        maximum=10,
+        flag="--repeat-penalty",
+    ),
+    Field(
+        "presence_penalty",
+        "decimal",
+        "Penalty for tokens that occurred at all. 0: off.",
+        minimum=-2,
+        maximum=2,
+        flag="--presence-penalty",
+    ),
+    Field(
+        "frequency_penalty",
+        "decimal",
+        "Penalty by how often a token occurred. 0: off.",
+        minimum=-2,
+        maximum=2,
+        flag="--frequency-penalty",
+    ),
+    Field(
+        "seed",
+        "integer",
+        "Seed of the sampler when the client gives none. -1: random.",
+        minimum=-1,
+        maximum=4_294_967_295,
+        flag="--seed",
+    ),
+    Field(
+        "max_tokens",
+        "integer",
+        "Longest answer when the client sets no limit. -1: none.",
+        minimum=-1,
+        maximum=16_777_216,
+        unit="tokens",
+        flag="--predict",
+    ),
+    Field(
+        "flash_attention",
+        "choice",
+        "Flash attention kernels; needed for a quantized V cache.",
+        choices=ON_OFF_AUTO,
+        flag="--flash-attn",
+    ),
+    Field(
+        "cache_type_k",
+        "choice",
+        "Type of the K cache; smaller types save memory.",
+        choices=CACHE_TYPES,
+        flag="--cache-type-k",
+    ),
+    Field(
+        "cache_type_v",
+        "choice",
+        "Type of the V cache; smaller types save memory and need flash attention.",
+        choices=CACHE_TYPES,
+        flag="--cache-type-v",
+    ),
+    Field(
+        "threads",
+        "integer",
+        "CPU threads for generation. Left out: the engine decides.",
+        minimum=1,
+        maximum=4096,
+        flag="--threads",
+    ),
+    Field(
+        "threads_batch",
+        "integer",
+        "CPU threads for prompts. Left out: as `threads`.",
+        minimum=1,
+        maximum=4096,
+        flag="--threads-batch",
+    ),
+    Field(
+        "batch",
+        "integer",
+        "Largest logical batch of prompt tokens.",
+        minimum=1,
+        maximum=1_048_576,
+        unit="tokens",
+        flag="--batch-size",
+    ),
+    Field(
+        "ubatch",
+        "integer",
+        "Largest batch that is computed at once; the compute buffers grow with it.",
+        minimum=1,
+        maximum=1_048_576,
+        unit="tokens",
+        flag="--ubatch-size",
+    ),
+    Field(
+        "split_mode",
+        "choice",
+        "How several GPUs share the model: by layer, by row, or not at all.",
+        choices=("none", "layer", "row", "tensor"),
+        flag="--split-mode",
+    ),
+    Field(
+        "main_gpu",
+        "integer",
+        'The GPU for the whole model with split_mode = "none".',
+        minimum=0,
+        maximum=63,
+        flag="--main-gpu",
+    ),
+    Field(
+        "load_mode",
+        "choice",
+        "How the model file is read.",
+        choices=("auto", "none", "mmap", "mlock", "mmap+mlock", "dio"),
+        flag="--load-mode",
+    ),
+    Field(
+        "kv_unified",
+        "boolean",
+        "One cache that all slots share, instead of one share a slot.",
+        flag="--kv-unified",
+    ),
+    Field(
+        "cache_reuse",
+        "integer",
+        "Shortest piece of a cached prompt that is used again by shifting. 0: off.",
+        minimum=0,
+        maximum=1_048_576,
+        unit="tokens",
+        flag="--cache-reuse",
+    ),
+    Field(
+        "cache_ram_mib",
+        "integer",
+        "Main memory for prompt caches of idle slots. -1: no limit, 0: off.",
+        minimum=-1,
+        maximum=16_777_216,
+        unit="MiB",
+        flag="--cache-ram",
+    ),
+    Field(
+        "cpu_moe_layers",
+        "integer",
+        "Keep the expert weights of this many first layers in main memory.",
+        minimum=0,
+        maximum=9999,
+        flag="--n-cpu-moe",
+    ),
+    Field(
+        "reasoning_effort",
+        "choice",
+        "Effort that the template is given when the client names none.",
+        choices=("default", "minimal", "low", "medium", "high", "xhigh", "max"),
+        flag="--reasoning-effort",
+    ),
+    Field(
+        "reasoning_budget",
+        "integer",
+        "Most tokens of reasoning. -1: no limit, 0: none.",
+        minimum=-1,
+        maximum=16_777_216,
+        unit="tokens",
+        flag="--reasoning-budget",
+    ),
+    Field(
+        "chat_template_kwargs",
+        "string",
+        "Variables for the chat template, as a JSON object.",
+        example='{"enable_thinking": false}',
+        flag="--chat-template-kwargs",
+    ),
+    Field(
+        "embeddings",
+        "boolean",
+        "Serve embeddings only; for embedding models.",
+        flag="--embeddings",
+    ),
+    Field("reranking", "boolean", "Serve reranking; for reranking models.", flag="--rerank"),
+    Field(
+        "pooling",
+        "choice",
+        "How embeddings are pooled. Left out: as the model says.",
+        choices=("none", "mean", "cls", "last", "rank"),
+        flag="--pooling",
+    ),
+    Field(
+        "sse_ping_s",
+        "integer",
+        "Seconds between the comments that keep a silent stream open. -1: none.",
+        minimum=-1,
+        maximum=3600,
+        unit="seconds",
+        flag="--sse-ping-interval",
+    ),
+    Field(
+        "flags",
+        "mapping",
+        "Any further option of the engine by its long name without dashes: true for a switch, "
+        "false for its --no- form, a list for comma-separated values.",
+        default={},
+        example={"warmup": False, "prio": 2},
+    ),
+)
+_NAMED: Mapping[str, Field] = {f.name: f for f in FIELDS if f.flag}
+_BY_FLAG: Mapping[str, Field] = {BY_NAME[f.flag[2:]].name: f for f in _NAMED.values()}
+_BEFORE_TEMPLATE = ("context", "gpu_layers", "tensor_split", "slots", "jinja")
+
+
+class LlamaServer:
+    """The engine of GGUF models."""
+
+    kind = "llama-server"
+    fields: Sequence[Field] = FIELDS
+    binary = "bin/llama-server"
+    targets: Sequence[str] = ("llama-server", "llama-gguf-split", "llama-quantize")
+
+    def check(self, options: Options, *, own_template: bool = False) -> None:
+        """Refuse options that the server would refuse at start, or take silently for others."""
+        slots, context = _int(options, "slots", 1), _int(options, "context", 0)
+        if context == 0 and slots > 1:
+            refuse(
+                "serve.context",
+                f"{slots} slots need a context of their own",
+                remedy="write the tokens that one request may use, for example context = 8192",
+            )
+        _check_split(options)
+        _check_batches(options)
+        if own_template and options.get("jinja") is False:
+            refuse(
+                "serve.jinja",
+                "a chat template of the deployment file needs it",
+                remedy="remove jinja = false, or the [template] table",
+            )
+        value = options.get("cache_type_v", "f16")
+        if value not in ("f32", "f16", "bf16") and options.get("flash_attention") == "off":
+            refuse(
+                "serve.cache_type_v",
+                f'"{value}" needs flash attention, which is off',
+                remedy='set flash_attention to "on" or "auto", or cache_type_v to "f16"',
+            )
+        if options.get("embeddings") and options.get("reranking"):
+            refuse(
+                "serve.reranking",
+                "an engine serves embeddings or reranking, not both",
+                remedy="remove one of the two",
+            )
+        if "chat_template_kwargs" in options:
+            _check_kwargs(str(options["chat_template_kwargs"]))
+        for name, flag_value in _flags(options).items():
+            _check_flag(name, flag_value)
+
+    def needs(self, model: ModelFacts, options: Options) -> Needs:
+        """Weights, K/V cache and a working allowance; shared out by the tensor split."""
+        tokens = (_int(options, "context", 0) or model.context_length) * _int(options, "slots", 1)
+        per_head = model.embedding_length // max(model.head_count, 1)
+        key = int(cast("int", model.metadata.get("key_length") or per_head))
+        value = int(cast("int", model.metadata.get("value_length") or per_head))
+        bits = key * CACHE_BITS[str(options.get("cache_type_k", "f16"))]
+        bits += value * CACHE_BITS[str(options.get("cache_type_v", "f16"))]
+        cache = int(bits * model.layers * model.head_count_kv * tokens / 8)
+        work = 512 * 1024 * 1024
+        parts = {"weights": model.size_bytes, "kv_cache": cache, "compute": work}
+        gpu_layers = options.get("gpu_layers")
+        shares = [Decimal(str(s)) for s in cast("list[Json]", options.get("tensor_split") or [])]
+        if not shares or sum(shares) == 0:
+            return Needs(parts=parts, host_bytes=0 if gpu_layers else sum(parts.values()))
+        shared = model.size_bytes + cache
+        per_device = [int(shared * share / sum(shares)) + work for share in shares]
+        return Needs(parts=parts, per_device=per_device)
+
+    def launch(self, system: System, seat: Seat) -> LaunchSpec:
+        """The argv in its fixed order. Raises `InvalidSpec` when options and seat disagree."""
+        options = system.options
+        self.check(options, own_template=system.template is not None)
+        _check_seat(options, seat)
+        slots, context = _int(options, "slots", 1), _int(options, "context", 0)
+        argv = [str(system.engine / self.binary), "--model", str(system.model)]
+        if system.mmproj is not None:
+            argv += ["--mmproj", str(system.mmproj)]
+        argv += ["--host", seat.host, "--port", str(seat.port)]
+        values: dict[str, Json] = {**options, "context": context * slots, "slots": slots}
+        for name in _BEFORE_TEMPLATE:
+            argv += _argument(_NAMED[name], values.get(name))
+        if system.template is not None:
+            argv += ["--chat-template-file", str(system.template)]
+        for name, field in _NAMED.items():
+            if name not in _BEFORE_TEMPLATE:
+                argv += _argument(field, values.get(name))
+        argv += ["--alias", system.alias]
+        for name, flag_value in sorted(_flags(options).items()):
+            argv += _flag_argument(name, flag_value)
+        if seat.slot_dir is not None:
+            argv += ["--slot-save-path", str(seat.slot_dir)]
+        size = system.facts.size_bytes if system.facts else 0
+        return LaunchSpec(
+            argv=argv,
+            env=_environment(seat),
+            secret_env="LLAMA_API_KEY",  # noqa: S106 (the variable's name)
+            probe=Probe(
+                health_path="/health",
+                models_path="/v1/models",
+                alias=system.alias,
+                context_per_slot=context,
+                slots=slots,
+                model_path=str(system.model),
+            ),
+            load_deadline_s=LOAD_SECONDS + size // SLOWEST_DISK,
+        )
+
+
+def _int(options: Options, name: str, default: int) -> int:
+    value = options.get(name)
+    return default if value is None else int(cast("int", value))
+
+
+def _flags(options: Options) -> Mapping[str, Json]:
+    return cast("Mapping[str, Json]", options.get("flags") or {})
+
+
+def _check_split(options: Options) -> None:
+    shares = cast("list[Json] | None", options.get("tensor_split"))
+    if shares is None:
+        return
+    if not shares or sum(Decimal(str(share)) for share in shares) == 0:
+        refuse(
+            "serve.tensor_split",
+            "the shares add up to nothing",
+            remedy="write one number above 0 for each GPU, for example [1, 1]",
+        )
+    if options.get("gpu_layers") == 0:
+        refuse(
+            "serve.tensor_split",
+            "gpu_layers = 0 keeps everything off the GPUs",
+            remedy="remove tensor_split, or set gpu_layers",
+        )
+
+
+def _check_batches(options: Options) -> None:
+    batch, ubatch = _int(options, "batch", 2048), _int(options, "ubatch", 512)
+    if ubatch > batch:
+        refuse(
+            "serve.ubatch",
+            f"{ubatch} is larger than the logical batch of {batch}",
+            remedy="make batch at least as large as ubatch",
+        )
+
+
+def _check_kwargs(text: str) -> None:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        refuse(
+            "serve.chat_template_kwargs",
+            "this is not a JSON object",
+            remedy="write for example '{\"enable_thinking\": false}'",
+        )
+
+
+def _check_flag(name: str, value: Json) -> None:
+    """Refuse an option of `[serve.flags]` by its name, then by its value."""
+    dotted = f"serve.flags.{name}"
+    _check_flag_name(dotted, name)
+    flag = BY_NAME[name]
+    if flag.takes_value:
+        _check_flag_value(dotted, flag, value)
+    elif not isinstance(value, bool):
+        refuse(dotted, "this is a switch", remedy="write true or false")
+    elif value is False and not flag.off:
+        refuse(dotted, "this switch has no off form", remedy="remove it")
+
+
+def _check_flag_name(dotted: str, name: str) -> None:
+    bare = name.removeprefix("--").replace("_", "-")
+    if bare != name and bare in BY_NAME:
+        refuse(dotted, "an option is written as in --help, no dashes before it", remedy=f'"{bare}"')
+    if name not in BY_NAME:
+        refuse(dotted, "the engine has no such option", remedy=suggestion(name, BY_NAME))
+    flag = BY_NAME[name]
+    if flag.name in _BY_FLAG:
+        refuse(dotted, "this option has a field", remedy=f"use serve.{_BY_FLAG[flag.name].name}")
+    if flag.name in OURS:
+        refuse(dotted, "a deployment file may not set this option", remedy=OURS[flag.name])
+    if flag.name in FILES:
+        refuse(dotted, "this option names a file that nothing pins", remedy="remove it")
+    if is_preset(flag.name):
+        refuse(dotted, "this option downloads a model", remedy="name the model in [model]")
+    if name == flag.off:
+        refuse(dotted, "a switch has its positive name", remedy=f"write {flag.name} = false")
+
+
+def _check_flag_value(dotted: str, flag: Flag, value: Json) -> None:
+    if isinstance(value, bool) or value is None or isinstance(value, dict):
+        refuse(dotted, "this option takes a value", remedy="write text or a number")
+    text = _text(value)
+    if flag.values and text not in flag.values:
+        refuse(dotted, f'"{text}" is not one of its values', remedy=suggestion(text, flag.values))
+    if any(ord(c) < ord(" ") for c in text):
+        refuse(dotted, "control characters are not allowed here", remedy="write one line")
+
+
+def _check_seat(options: Options, seat: Seat) -> None:
+    shares = cast("list[Json] | None", options.get("tensor_split"))
+    if shares and seat.devices and len(shares) != len(seat.devices):
+        refuse(
+            "serve.tensor_split",
+            f"{len(shares)} shares for {len(seat.devices)} GPUs",
+            remedy=f"write {len(seat.devices)} numbers, or give the deployment other GPUs",
+        )
+
+
+def _text(value: Json) -> str:
+    if isinstance(value, list):
+        return ",".join(_text(item) for item in value)
+    return str(value)
+
+
+def _argument(field: Field, value: Json) -> list[str]:
+    """One named option as argv words; nothing when it is not set."""
+    if value is None:
+        return []
+    if field.kind == "boolean":
+        flag = BY_NAME[field.flag[2:]]
+        if value:
+            return [field.flag]
+        return [f"--{flag.off}"] if flag.off else []
+    return [field.flag, _text(value)]
+
+
+def _flag_argument(name: str, value: Json) -> list[str]:
+    flag = BY_NAME[name]
+    if flag.takes_value:
+        return [f"--{name}", _text(value)]
+    return [f"--{name}"] if value else [f"--{flag.off}"]
+
+
+def _environment(seat: Seat) -> Mapping[str, str]:
+    if not seat.devices:
+        return {}
+    return {
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "CUDA_VISIBLE_DEVICES": ",".join(str(device) for device in seat.devices),
+    }
+
+
+ENGINE: Engine = LlamaServer()

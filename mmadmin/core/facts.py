@@ -1,0 +1,91 @@
+"""What a host is, as data: CPU, memory, compiler, GPUs, CUDA toolkit.
+
+Collected by `mmadmin.host.facts`, or written by hand for a host that one only plans for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from typing import Any
+
+from mmadmin.core.recipe import Json
+
+
+@dataclass(frozen=True, slots=True)
+class GpuFacts:
+    """One GPU."""
+
+    index: int
+    name: str
+    compute_capability: str
+    """`"7.0"`."""
+    memory_total_bytes: int
+    memory_free_bytes: int
+    uuid: str = ""
+
+    @property
+    def architecture(self) -> int:
+        """The CUDA architecture number: 70 for 7.0."""
+        major, _, minor = self.compute_capability.partition(".")
+        return int(major) * 10 + int(minor or 0)
+
+
+@dataclass(frozen=True, slots=True)
+class HostFacts:
+    """One machine. Sizes in bytes; empty text = not there."""
+
+    arch: str
+    """`platform.machine()`: x86_64, aarch64."""
+    os: str
+    """`linux`."""
+    libc: str
+    """`glibc-2.36`."""
+    cpu_model: str
+    cpu_features: tuple[str, ...]
+    """Sorted instruction set features."""
+    cpu_count: int
+    memory_total_bytes: int
+    memory_available_bytes: int
+    compiler: str
+    """`gcc-12.2.0`, `clang-14.0.6`; empty = none."""
+    cuda: str
+    """Toolkit version, `12.8`; empty = none."""
+    driver: str = ""
+    """NVIDIA driver version."""
+    gpus: tuple[GpuFacts, ...] = ()
+    disk_free_bytes: int = 0
+    """On the store's file system."""
+    disk_total_bytes: int = 0
+
+    @property
+    def cuda_architectures(self) -> tuple[int, ...]:
+        """The architectures of its GPUs, each once, sorted."""
+        return tuple(sorted({gpu.architecture for gpu in self.gpus}))
+
+    @property
+    def cpu_identity(self) -> str:
+        """Digest of what a CPU-native build depends on: architecture and instruction sets."""
+        text = "\n".join([self.arch, *self.cpu_features])
+        return sha256(text.encode()).hexdigest()[:16]
+
+    def as_json(self) -> dict[str, Json]:
+        """Plain data, for records and pages."""
+        data: dict[str, Any] = asdict(self)
+        data["cpu_features"] = list(self.cpu_features)
+        data["gpus"] = [asdict(gpu) for gpu in self.gpus]
+        return data
+
+
+def host_facts_from_json(data: Mapping[str, Any]) -> HostFacts:
+    """The inverse of `HostFacts.as_json`; unknown keys of later versions are ignored."""
+    known = HostFacts.__dataclass_fields__
+    values = {key: value for key, value in data.items() if key in known}
+    gpu_known = GpuFacts.__dataclass_fields__
+    values["cpu_features"] = tuple(values.get("cpu_features", ()))
+    values["gpus"] = tuple(
+        GpuFacts(**{k: v for k, v in gpu.items() if k in gpu_known})
+        for gpu in values.get("gpus", ())
+    )
+    return HostFacts(**values)
