@@ -1,0 +1,349 @@
+"""`mm deploy`, `activate`, `rollback`, `history`, `diff` and their kin: the panel's actions, typed.
+
+Each command calls one action or query and then, unless told to detach, watches the job that the
+action started until it has ended.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.markup import escape
+
+from mmadmin.cli.output import (
+    JsonFlag,
+    console,
+    emit_json,
+    errors,
+    seconds_text,
+    styled,
+    table,
+    when_text,
+)
+from mmadmin.cli.records import actor
+from mmadmin.core.errors import InvalidInput, NotFound
+
+if TYPE_CHECKING:
+    from deployments.models import Activation, Build
+
+Name = Annotated[str, typer.Argument(help="The deployment's name.", metavar="NAME")]
+Number = Annotated[int, typer.Argument(help="The generation's number.", metavar="NUMBER", min=1)]
+SpecFile = Annotated[
+    Path, typer.Argument(help="A deployment file (TOML); - reads stdin.", metavar="FILE")
+]
+Reason = Annotated[str, typer.Option("--reason", "-m", help="Why; kept in the history.")]
+Detach = Annotated[bool, typer.Option("--detach", help="Do not wait for the end.")]
+
+
+def read_spec(path: Path) -> str:
+    """A deployment file's text; `NotFound` in words when there is none."""
+    if str(path) == "-":
+        return sys.stdin.read()
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise NotFound(
+            f"there is no file {path}", remedy="the catalog is in deployments/catalog/"
+        ) from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidInput(f"{path} cannot be read: {error}") from error
+
+
+@contextmanager
+def going_on(what: str) -> Iterator[None]:
+    """Say on Ctrl-C that only the watching ends, not the work."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        errors.print(
+            f"\n[yellow]no longer watching[/]; {what} goes on. "
+            "Watch again: mm follow NAME. End it: mm cancel NAME"
+        )
+        raise
+
+
+def _activation_json(activation: Activation) -> dict[str, Any]:
+    return {
+        "id": activation.pk,
+        "deployment": activation.deployment.name,
+        "generation": activation.target.number if activation.target else None,
+        "kind": activation.kind,
+        "state": activation.state,
+        "mode": activation.mode,
+        "phases": activation.phases,
+        "reason": activation.reason,
+    }
+
+
+def _build_json(build: Build) -> dict[str, Any]:
+    return {
+        "id": build.pk,
+        "deployment": build.deployment.name if build.deployment else None,
+        "generation": build.generation.number if build.generation else None,
+        "state": build.state,
+        "system": build.generation.system if build.generation else "",
+        "steps": [
+            {
+                "name": step.name,
+                "recipe": step.recipe,
+                "state": step.state,
+                "why": step.why,
+                "output": step.output,
+            }
+            for step in build.steps.all()
+        ],
+    }
+
+
+def deploy(
+    file: SpecFile,
+    *,
+    reason: Reason = "",
+    activate: Annotated[
+        bool, typer.Option(help="Make it live once it is built and has proved itself.")
+    ] = True,
+    detach: Detach = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Make the next generation of a deployment: build it, prove it, serve it.
+
+    Only what changed is built. The generation that is live serves on until the new one has passed
+    its probes.
+
+    Example: mm deploy deployments/catalog/smollm2-135m.toml --reason "first try"
+    """
+    person = actor()
+    from deployments import actions, queries  # noqa: PLC0415
+    from mmadmin.cli.follow import follow_to_live  # noqa: PLC0415
+
+    generation = actions.deploy(person, read_spec(file), reason=reason, activate=activate)
+    build = generation.builds.order_by("-id")[0]
+    if not as_json:
+        console.print(f"[bold]{escape(generation.uid)}[/]: build {build.pk}")
+    if not detach:
+        with going_on(f"build {build.pk}"):
+            follow_to_live(build.pk, quiet=as_json)
+    generation.refresh_from_db()
+    if as_json:
+        found = queries.build(person, build.pk)
+        emit_json(
+            {
+                "deployment": generation.deployment.name,
+                "number": generation.number,
+                "state": generation.state,
+                "system": generation.system,
+                "build": _build_json(found),
+            }
+        )
+    elif not detach:
+        console.print(f"[bold]{escape(generation.uid)}[/] is {styled(str(generation.state))}")
+
+
+def _run_activation(activation: Activation, *, detach: bool, as_json: bool) -> None:
+    from mmadmin.cli.follow import follow_activation  # noqa: PLC0415
+
+    if not detach:
+        with going_on(f"activation {activation.pk}"):
+            follow_activation(activation.pk, quiet=as_json)
+        activation.refresh_from_db()
+    if as_json:
+        emit_json(_activation_json(activation))
+        return
+    what = activation.target.uid if activation.target else activation.deployment.name
+    word = "queued" if detach else "stopped" if activation.target is None else "live"
+    console.print(f"[bold]{escape(what)}[/] is {styled(word)}")
+
+
+def activate(
+    name: Name,
+    number: Number,
+    *,
+    reason: Reason = "",
+    detach: Detach = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Make a built generation live.
+
+    Example: mm activate smollm2-135m 2 --reason "evaluated well"
+    """
+    person = actor()
+    from deployments import actions  # noqa: PLC0415
+
+    activation = actions.activate(person, name, number, reason=reason)
+    _run_activation(activation, detach=detach, as_json=as_json)
+
+
+def rollback(
+    name: Name,
+    *,
+    reason: Annotated[str, typer.Option("--reason", "-m", help="Why; kept in the history.")],
+    to: Annotated[
+        int | None, typer.Option("--to", help="Which generation; else the last one before.", min=1)
+    ] = None,
+    detach: Detach = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Bring an earlier generation back: same bytes, no network, no rebuild.
+
+    Example: mm rollback smollm2-135m --reason "answers got worse"
+    """
+    person = actor()
+    from deployments import actions  # noqa: PLC0415
+
+    activation = actions.rollback(person, name, to=to, reason=reason)
+    _run_activation(activation, detach=detach, as_json=as_json)
+
+
+def stop(
+    name: Name, *, reason: Reason = "", detach: Detach = False, as_json: JsonFlag = False
+) -> None:
+    """Take a deployment's live generation down.
+
+    Example: mm stop smollm2-135m --reason "the GPUs are needed"
+    """
+    person = actor()
+    from deployments import actions  # noqa: PLC0415
+
+    activation = actions.stop(person, name, reason=reason)
+    _run_activation(activation, detach=detach, as_json=as_json)
+
+
+def follow(name: Name, *, as_json: JsonFlag = False) -> None:
+    """Watch what a deployment is in the middle of, to its end.
+
+    Example: mm follow smollm2-135m
+    """
+    person = actor()
+    from deployments import queries  # noqa: PLC0415
+    from mmadmin.cli.follow import follow_activation, follow_to_live  # noqa: PLC0415
+
+    row = queries.deployment(person, name)
+    if row.build is not None:
+        with going_on(f"build {row.build.pk}"):
+            follow_to_live(row.build.pk, quiet=as_json)
+    elif row.activation is not None:
+        with going_on(f"activation {row.activation.pk}"):
+            follow_activation(row.activation.pk, quiet=as_json)
+    elif not as_json:
+        console.print(f"{escape(name)} is not in the middle of anything")
+    if as_json:
+        emit_json({"name": name, "state": queries.deployment(person, name).state})
+
+
+def cancel(name: Name, *, as_json: JsonFlag = False) -> None:
+    """Cancel a deployment's running build or activation; what was live stays live.
+
+    Example: mm cancel smollm2-135m
+    """
+    person = actor()
+    from deployments import actions, queries  # noqa: PLC0415
+
+    row = queries.deployment(person, name)
+    cancelled: dict[str, Any] = {"build": None, "activation": None}
+    if row.build is not None:
+        cancelled["build"] = actions.cancel_build(person, row.build.pk).pk
+    if row.activation is not None:
+        cancelled["activation"] = actions.cancel_activation(person, row.activation.pk).pk
+    if as_json:
+        emit_json(cancelled)
+    elif not any(cancelled.values()):
+        console.print(f"{escape(name)} is not in the middle of anything")
+    else:
+        words = ", ".join(f"{kind} {pk}" for kind, pk in cancelled.items() if pk)
+        console.print(f"cancelled: {words}")
+
+
+def history(
+    name: Name,
+    *,
+    page: Annotated[int, typer.Option(help="Older pages.", min=1)] = 1,
+    as_json: JsonFlag = False,
+) -> None:
+    """List a deployment's generations: what changed, who, when, why, and how long it was live.
+
+    Example: mm history smollm2-135m --json
+    """
+    person = actor()
+    from deployments import queries  # noqa: PLC0415
+
+    rows = queries.history(person, name, page=page).rows
+    if as_json:
+        emit_json([_history_json(row) for row in rows])
+        return
+    table(
+        ["", "state", "author", "when", "live for", "reason", "changes"],
+        [
+            [
+                f"[bold]{row.generation.number}[/]{' ◂' if row.is_live else ''}",
+                styled(str(row.generation.state)),
+                escape(row.generation.author.get_username()),
+                when_text(row.generation.created_at),
+                seconds_text(row.live_s) if row.live_s else "",
+                escape(row.generation.reason),
+                escape(", ".join(f"{c.section}.{c.field}" for c in row.changes[:4])),
+            ]
+            for row in rows
+        ],
+        empty=f"{escape(name)} has no generations",
+    )
+
+
+def _history_json(row: Any) -> dict[str, Any]:
+    generation = row.generation
+    return {
+        "number": generation.number,
+        "state": generation.state,
+        "state_reason": generation.state_reason,
+        "is_live": row.is_live,
+        "system": generation.system,
+        "author": generation.author.get_username(),
+        "reason": generation.reason,
+        "created_at": generation.created_at,
+        "built_at": generation.built_at,
+        "parent": generation.parent.number if generation.parent else None,
+        "pinned": generation.pinned,
+        "mark": generation.mark,
+        "live_s": row.live_s,
+        "live_spans": [list(span) for span in row.live_spans],
+        "changes": [
+            {"section": c.section, "field": c.field, "before": c.before, "after": c.after}
+            for c in row.changes
+        ],
+    }
+
+
+def diff(name: Name, a: Number, b: Number, *, as_json: JsonFlag = False) -> None:
+    """Compare two generations: spec, lock, model, template, flags, engine, speed.
+
+    Example: mm diff smollm2-135m 1 2
+    """
+    person = actor()
+    from deployments import queries  # noqa: PLC0415
+
+    rows = queries.diff(person, name, a, b)
+    if as_json:
+        emit_json(
+            [
+                {"section": r.section, "field": r.field, "before": r.before, "after": r.after}
+                for r in rows
+            ]
+        )
+        return
+    table(
+        ["section", "field", f"generation {a}", f"generation {b}"],
+        [
+            [
+                escape(r.section),
+                escape(r.field),
+                f"[red]{escape(r.before)}[/]" if r.before is not None else "",
+                f"[green]{escape(r.after)}[/]" if r.after is not None else "",
+            ]
+            for r in rows
+        ],
+        empty="no difference",
+    )

@@ -1,0 +1,197 @@
+"""One installation on this machine: its folder, secrets, remembered settings and ports.
+
+Importing this loads no framework. `load_environment` must have run before anything reads
+`mmadmin.settings`, because the settings come from the environment.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shlex
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from mmadmin.core.errors import Conflict, InvalidInput
+from mmadmin.core.home import Home, Ports
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+SECRETS = ("django_secret_key", "key_pepper", "engine_master")
+SECRET_BYTES = 48
+REMEMBERED = {
+    "MM_PANEL_PORT": "port of the panel",
+    "MM_GATE_PORT": "port of the gate, the OpenAI API",
+    "MM_METRICS_PORT": "port of the gate's metrics; the gate's port + 1 unless it is set",
+    "MM_ENGINE_PORTS_FROM": "first port for engines, on loopback; the gate's port + 1000",
+    "MM_BIND": "address that panel and gate listen on; 127.0.0.1 unless it is set",
+    "MM_GATE_WORKERS": "processes of the gate",
+    "MM_HOST_NAME": "name of this machine among the hosts",
+    "MM_ALLOWED_HOSTS": "host names that the panel answers to, with commas; * = any",
+    "PUBLIC_ORIGIN": "address of the panel as people see it, such as https://mm.example.org",
+    "DATABASE_URL": "a PostgreSQL database instead of SQLite",
+    "REDIS_URL": "a Redis or Valkey server instead of the embedded one",
+}
+"""Settings that `mm up` writes down, so that later commands in another shell find the same."""
+DEFAULT_BIND = "127.0.0.1"
+
+
+def settings_file(home: Home) -> Path:
+    """Where the remembered settings are kept (0600: a database address may hold a password)."""
+    return home.root / "settings.env"
+
+
+def read_settings(path: Path) -> dict[str, str]:
+    """`NAME=value` lines, shell quoting; unknown names are refused."""
+    found: dict[str, str] = {}
+    if not path.exists():
+        return found
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        name, equals, value = line.partition("=")
+        if not equals or name not in REMEMBERED:
+            raise InvalidInput(
+                f"{path}, line {number}: `{name}` is not a setting",
+                remedy=f"use one of {', '.join(REMEMBERED)}, or remove the line",
+            )
+        found[name] = " ".join(shlex.split(value))
+    return found
+
+
+def write_settings(path: Path, values: Mapping[str, str]) -> None:
+    """Write the remembered settings, 0600, by rename."""
+    lines = ["# Written by `mm up`; a variable of the environment goes before a line here.\n"]
+    lines += [
+        f"# {meaning}\n{name}={shlex.quote(values[name])}\n"
+        for name, meaning in REMEMBERED.items()
+        if values.get(name)
+    ]
+    _write_private(path, "".join(lines))
+
+
+def _write_private(path: Path, text: str) -> None:
+    fresh = path.with_name(path.name + ".new")
+    fresh.unlink(missing_ok=True)
+    with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    fresh.rename(path)
+
+
+def load_environment() -> Home:
+    """Fix `MM_HOME` and fill the environment with remembered settings that it does not have.
+
+    Without `MM_HOME` the state is in `var/` of the checkout, wherever the command is typed.
+    """
+    if not os.environ.get("MM_HOME"):
+        os.environ["MM_HOME"] = str(CHECKOUT / "var")
+    home = Home.from_env()
+    os.environ["MM_HOME"] = str(home.root)
+    for name, value in read_settings(settings_file(home)).items():
+        os.environ.setdefault(name, value)
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "mmadmin.settings")
+    return home
+
+
+def bind_address() -> str:
+    """The address that panel and gate listen on."""
+    return os.environ.get("MM_BIND") or DEFAULT_BIND
+
+
+def reachable_address() -> str:
+    """An address at which this machine reaches its own panel and gate."""
+    bind = bind_address()
+    return {"0.0.0.0": DEFAULT_BIND, "::": "[::1]"}.get(bind, bind)  # noqa: S104 (compared only)
+
+
+def panel_url(ports: Ports) -> str:
+    """Where people open the panel."""
+    origin = os.environ.get("PUBLIC_ORIGIN", "").rstrip("/")
+    return origin or f"http://{reachable_address()}:{ports.panel}"
+
+
+def gate_url(ports: Ports) -> str:
+    """The gate's address, without `/v1`."""
+    return f"http://{reachable_address()}:{ports.gate}"
+
+
+def is_set_up(home: Home) -> bool:
+    """True when `mm up` has made this folder."""
+    return settings_file(home).exists()
+
+
+def prepare(home: Home) -> None:
+    """Make the layout and the secrets; changes nothing that is there. Idempotent."""
+    home.root.mkdir(parents=True, exist_ok=True, mode=0o700)
+    private = (home.secrets, home.run_dir, home.replicas, home.gate, home.broker)
+    for folder in (*private, home.logs, home.logs / "engines", home.supervisor):
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    for folder in private:
+        folder.chmod(0o700)
+    for name in SECRETS:
+        path = home.secrets / name
+        if not path.exists():
+            _write_private(path, secrets.token_urlsafe(SECRET_BYTES) + "\n")
+        path.chmod(0o600)
+    write_settings(settings_file(home), os.environ)
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """A process that listens on a port."""
+
+    pid: int | None
+    name: str
+    command: str
+
+    def __str__(self) -> str:
+        if self.pid is None:
+            return "a process of another user"
+        return f"{self.name} (pid {self.pid}): {self.command}"
+
+
+COMMAND_SHOWN = 100
+
+
+def listener(port: int) -> Listener | None:
+    """The process that listens on a TCP port of this machine, None when nothing does."""
+    for connection in psutil.net_connections(kind="tcp"):
+        if connection.status != psutil.CONN_LISTEN or connection.laddr.port != port:
+            continue
+        if connection.pid is None:
+            return Listener(pid=None, name="", command="")
+        try:
+            process = psutil.Process(connection.pid)
+            command = " ".join(process.cmdline())[:COMMAND_SHOWN]
+            return Listener(pid=process.pid, name=process.name(), command=command)
+        except psutil.NoSuchProcess:
+            continue
+    return None
+
+
+def check_port(port: int, variable: str, what: str) -> None:
+    """Raise `Conflict`, naming the process, when a port that we need is taken."""
+    family = socket.AF_INET6 if ":" in bind_address() else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((bind_address(), port))
+            probe.listen(1)
+        except PermissionError as error:
+            raise Conflict(
+                f"port {port} ({what}) may not be opened by this user",
+                remedy=f"choose one above 1023: {variable}=NUMBER make up",
+            ) from error
+        except OSError as error:
+            holder = listener(port)
+            raise Conflict(
+                f"port {port} ({what}) is taken by {holder or f'something: {error.strerror}'}",
+                remedy=f"end that process, or choose another port: {variable}={port + 1} make up",
+                port=port,
+                pid=holder.pid if holder else None,
+            ) from error

@@ -1,0 +1,200 @@
+"""`mm keys`: issue, list and revoke the keys with which clients call the gate."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.markup import escape
+
+from mmadmin.cli.installation import gate_url
+from mmadmin.cli.output import JsonFlag, console, emit_json, styled, table, when_text
+from mmadmin.cli.records import actor
+from mmadmin.core.home import Ports
+
+if TYPE_CHECKING:
+    from deployments.models import ClientKey
+
+app = typer.Typer(no_args_is_help=True, help="Keys with which clients call the API.")
+
+KeyId = Annotated[str, typer.Argument(help="The key's id, or its prefix sk-mm-ID.", metavar="KEY")]
+
+
+def bare_id(text: str) -> str:
+    """The id in `ID`, in `sk-mm-ID` and in a whole key."""
+    return text.removeprefix("sk-mm-").split("-", 1)[0]
+
+
+def _as_json(key: ClientKey) -> dict[str, Any]:
+    return {
+        "id": key.key_id,
+        "prefix": str(key),
+        "state": key.state,
+        "owner": key.owner,
+        "note": key.note,
+        "deployments": key.deployments,
+        "endpoints": key.endpoints,
+        "rpm": key.rpm,
+        "tpm": key.tpm,
+        "concurrency": key.concurrency,
+        "tokens_per_day": key.tokens_per_day,
+        "tokens_per_month": key.tokens_per_month,
+        "expires_at": key.expires_at,
+        "last_used_at": key.last_used_at,
+        "created_at": key.created_at,
+    }
+
+
+@app.command()
+def issue(
+    *,
+    owner: Annotated[str, typer.Option(help="Who will use it.")],
+    note: Annotated[str, typer.Option(help="What for.")] = "",
+    deployment: Annotated[
+        list[str] | None, typer.Option(help="May use only this deployment; may be repeated.")
+    ] = None,
+    endpoint: Annotated[
+        list[str] | None, typer.Option(help="May use only this endpoint; may be repeated.")
+    ] = None,
+    rpm: Annotated[int, typer.Option(help="Requests a minute; 0 = no limit.", min=0)] = 0,
+    tpm: Annotated[int, typer.Option(help="Tokens a minute; 0 = no limit.", min=0)] = 0,
+    concurrency: Annotated[
+        int, typer.Option(help="Requests at the same time; 0 = no limit.", min=0)
+    ] = 0,
+    tokens_per_day: Annotated[int, typer.Option(help="0 = no limit.", min=0)] = 0,
+    tokens_per_month: Annotated[int, typer.Option(help="0 = no limit.", min=0)] = 0,
+    expires_in_days: Annotated[int | None, typer.Option(help="Ends by itself.", min=1)] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Issue a key. Its text is printed this once and kept nowhere.
+
+    Example: mm keys issue --owner alice --note "coding agent" --tokens-per-day 2000000
+    """
+    person = actor()
+    from deployments import actions  # noqa: PLC0415
+
+    expires_at = datetime.now(UTC) + timedelta(days=expires_in_days) if expires_in_days else None
+    key, text = actions.issue_key(
+        person,
+        owner=owner,
+        note=note,
+        deployments=deployment or (),
+        endpoints=endpoint or (),
+        rpm=rpm,
+        tpm=tpm,
+        concurrency=concurrency,
+        tokens_per_day=tokens_per_day,
+        tokens_per_month=tokens_per_month,
+        expires_at=expires_at,
+    )
+    base_url = f"{gate_url(Ports.from_env())}/v1"
+    if as_json:
+        emit_json({"id": key.key_id, "key": text, "base_url": base_url, "owner": key.owner})
+        return
+    console.print(f"[bold]{text}[/]  [yellow](shown only now)[/]")
+    console.print(f"[dim]OPENAI_BASE_URL={base_url}[/]")
+
+
+@app.command("list")
+def list_keys(
+    *,
+    search: Annotated[str, typer.Option(help="In owner, note or prefix.")] = "",
+    state: Annotated[str, typer.Option(help="active, suspended, expired or revoked.")] = "",
+    page: Annotated[int, typer.Option(min=1)] = 1,
+    as_json: JsonFlag = False,
+) -> None:
+    """List keys: prefix, owner, what each may do, when it was last used.
+
+    Example: mm keys list --search alice
+    """
+    person = actor()
+    from deployments import queries  # noqa: PLC0415
+
+    found = queries.keys(person, search=search, state=state, page=page)
+    if as_json:
+        emit_json([_as_json(key) for key in found.rows])
+        return
+    table(
+        ["key", "state", "owner", "note", "may use", "last used"],
+        [
+            [
+                str(key),
+                styled(key.state),
+                escape(key.owner),
+                escape(key.note),
+                escape(", ".join(key.deployments) or "all"),
+                when_text(key.last_used_at),
+            ]
+            for key in found.rows
+        ],
+        empty="no keys; issue one with: mm keys issue --owner NAME",
+    )
+    if found.pages > 1:
+        console.print(f"[dim]page {found.page} of {found.pages}; --page N for others[/]")
+
+
+def _changed(key: ClientKey, *, as_json: bool) -> None:
+    if as_json:
+        emit_json(_as_json(key))
+    else:
+        console.print(f"{key} of {escape(key.owner)} is {styled(key.state)}")
+
+
+@app.command()
+def revoke(key: KeyId, *, as_json: JsonFlag = False) -> None:
+    """End a key for ever: refused at once, its running streams are cut.
+
+    Example: mm keys revoke sk-mm-abcdefghjkmn
+    """
+    person = actor()
+    from deployments import actions  # noqa: PLC0415
+
+    _changed(actions.revoke_key(person, bare_id(key)), as_json=as_json)
+
+
+@app.command()
+def suspend(key: KeyId, *, as_json: JsonFlag = False) -> None:
+    """Refuse a key until it is resumed.
+
+    Example: mm keys suspend sk-mm-abcdefghjkmn
+    """
+    person = actor()
+    from deployments import actions  # noqa: PLC0415
+
+    _changed(actions.suspend_key(person, bare_id(key), True), as_json=as_json)  # noqa: FBT003
+
+
+@app.command()
+def resume(key: KeyId, *, as_json: JsonFlag = False) -> None:
+    """Let a suspended key work again.
+
+    Example: mm keys resume sk-mm-abcdefghjkmn
+    """
+    person = actor()
+    from deployments import actions  # noqa: PLC0415
+
+    _changed(actions.suspend_key(person, bare_id(key), False), as_json=as_json)  # noqa: FBT003
+
+
+@app.command()
+def rotate(
+    key: KeyId,
+    *,
+    overlap_hours: Annotated[
+        int, typer.Option(help="How long the old key works beside the new one.", min=0)
+    ] = 24,
+    as_json: JsonFlag = False,
+) -> None:
+    """Issue a successor with the same rights; the old key ends after the overlap.
+
+    Example: mm keys rotate sk-mm-abcdefghjkmn --overlap-hours 1
+    """
+    person = actor()
+    from deployments import actions  # noqa: PLC0415
+
+    fresh, text = actions.rotate_key(person, bare_id(key), overlap=timedelta(hours=overlap_hours))
+    if as_json:
+        emit_json({"id": fresh.key_id, "key": text})
+    else:
+        console.print(f"[bold]{text}[/]  [yellow](shown only now)[/]")

@@ -1,0 +1,142 @@
+"""`mm logs`: what a deployment's engine, a service, a build or an activation says."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from mmadmin.cli.output import JsonFlag, emit_json
+from mmadmin.cli.records import actor
+from mmadmin.core.errors import InvalidInput, NotFound
+from mmadmin.core.home import Home
+
+SERVICES = ("broker", "panel", "gate", "worker", "beat", "supervisord")
+POLL_S = 0.3
+CHUNKS = 500
+
+
+def logs(
+    name: Annotated[
+        str,
+        typer.Argument(help="A deployment, or broker, panel, gate, worker, beat.", metavar="NAME"),
+    ] = "",
+    *,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as it grows.")] = False,
+    lines: Annotated[int, typer.Option("--lines", "-n", help="How many lines back.", min=1)] = 100,
+    build: Annotated[int, typer.Option(help="The log of this build instead.", min=0)] = 0,
+    activation: Annotated[int, typer.Option(help="The log of this activation.", min=0)] = 0,
+    as_json: JsonFlag = False,
+) -> None:
+    """Show the log of a deployment's engine, of a service, or of a job.
+
+    Examples: mm logs smollm2-135m -f    mm logs gate -n 20    mm logs --build 3
+    """
+    if build or activation:
+        _job_log(build, activation, follow=follow, as_json=as_json)
+        return
+    if not name:
+        raise InvalidInput(
+            "whose log?", remedy="name a deployment or a service, or use --build or --activation"
+        )
+    path = _log_file(name)
+    if as_json:
+        emit_json({"path": str(path), "lines": tail(path, lines)})
+        return
+    for line in tail(path, lines):
+        sys.stdout.write(line + "\n")
+    if follow:
+        _follow_file(path)
+
+
+def tail(path: Path, lines: int, *, chunk: int = 64 * 1024) -> list[str]:
+    """The last lines of a log file; [] when there is none."""
+    if not path.exists():
+        return []
+    with path.open("rb") as file:
+        file.seek(0, os.SEEK_END)
+        file.seek(max(0, file.tell() - chunk))
+        return file.read().decode(errors="replace").splitlines()[-lines:]
+
+
+def _log_file(name: str) -> Path:
+    home = Home.from_env()
+    if name in SERVICES:
+        return _existing(home.logs / f"{name}.log", name)
+    person = actor()
+    from deployments import queries  # noqa: PLC0415
+    from deployments.models import Replica  # noqa: PLC0415
+
+    row = queries.deployment(person, name)
+    replica = Replica.objects.filter(generation__deployment=row.deployment).order_by("-id").first()
+    if replica is None:
+        raise NotFound(
+            f"{name} has never run an engine", remedy=f"read its builds: mm history {name}"
+        )
+    return _existing(home.logs / "engines" / f"{replica.uid}.log", name)
+
+
+def _existing(path: Path, name: str) -> Path:
+    if not path.exists():
+        raise NotFound(f"{name} has no log at {path}", remedy="is it started? mm status")
+    return path
+
+
+def _follow_file(path: Path, *, until: Callable[[], bool] = lambda: False) -> None:
+    """Print what is added, across rotation and truncation, until interrupted."""
+    with path.open("rb") as file:
+        file.seek(0, 2)
+        inode = path.stat().st_ino
+        while not until():
+            text = file.read()
+            if text:
+                sys.stdout.write(text.decode(errors="replace"))
+                sys.stdout.flush()
+                continue
+            time.sleep(POLL_S)
+            if path.exists() and (path.stat().st_ino != inode or path.stat().st_size < file.tell()):
+                _follow_file_from_start(path, until)
+                return
+
+
+def _follow_file_from_start(path: Path, until: Callable[[], bool]) -> None:
+    sys.stdout.write(path.read_text(encoding="utf-8", errors="replace"))
+    _follow_file(path, until=until)
+
+
+def _job_log(build: int, activation: int, *, follow: bool, as_json: bool) -> None:
+    person = actor()
+    from deployments import queries  # noqa: PLC0415
+    from mmadmin.core.lifecycle import ENDED, JobState  # noqa: PLC0415
+
+    job: Callable[[], Any] = (
+        (lambda: queries.build(person, build))
+        if build
+        else (lambda: queries.activation(person, activation))
+    )
+    shown: list[str] = []
+    after = 0
+    while True:
+        ended = JobState(job().state) in ENDED
+        chunks = queries.build_log(
+            person, build_id=build, activation_id=activation, after_id=after, limit=CHUNKS
+        )
+        for chunk in chunks:
+            after = max(after, chunk.pk)
+            if as_json:
+                shown.extend(chunk.text.splitlines())
+            else:
+                sys.stdout.write(chunk.text if chunk.text.endswith("\n") else chunk.text + "\n")
+        sys.stdout.flush()
+        if chunks:
+            continue
+        if ended or not follow:
+            break
+        time.sleep(POLL_S)
+    if as_json:
+        emit_json({"build": build or None, "activation": activation or None, "lines": shown})

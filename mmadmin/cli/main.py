@@ -1,0 +1,82 @@
+"""The `mm` command: one word for each thing that a person does.
+
+Loading this module loads neither Django nor Celery; a command loads what it needs.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib.metadata import version
+from typing import Annotated
+
+import typer
+
+from mmadmin.cli import deployments, keys, logs, up
+from mmadmin.cli.installation import load_environment
+from mmadmin.cli.output import report
+from mmadmin.cli.records import ACTING_AS
+from mmadmin.core.errors import MmError
+
+app = typer.Typer(
+    name="mm",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    help="Build, serve, share and roll back large open models, reproducibly.",
+    epilog="State is in var/ (MM_HOME moves it). Exit codes: 0 done, 1 failed, 2 wrong usage.",
+)
+
+RUNNING = "Running it"
+SERVING = "Serving models"
+STORE = "Building and the store"
+
+
+def _version(value: bool) -> None:  # noqa: FBT001 (a callback's signature)
+    if value:
+        sys.stdout.write(f"mm {version('mmadmin')}\n")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    *,
+    acting_as: Annotated[
+        str, typer.Option("--as", help="Act as this user; else the first administrator.")
+    ] = "",
+    _show_version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Options before the command's word."""
+    ACTING_AS.set(acting_as)
+
+
+for command, panel in (
+    (up.up, RUNNING),
+    (up.down, RUNNING),
+    (up.status, RUNNING),
+    (up.password, RUNNING),
+    (logs.logs, RUNNING),
+    (deployments.deploy, SERVING),
+    (deployments.activate, SERVING),
+    (deployments.rollback, SERVING),
+    (deployments.stop, SERVING),
+    (deployments.follow, SERVING),
+    (deployments.cancel, SERVING),
+    (deployments.history, SERVING),
+    (deployments.diff, SERVING),
+):
+    app.command(rich_help_panel=panel)(command)
+app.add_typer(keys.app, name="keys", rich_help_panel=SERVING)
+
+
+def main() -> None:
+    """Run `mm`; an expected failure is said in words and ends with 1."""
+    try:
+        load_environment()
+        app()
+    except MmError as error:
+        report(error, as_json="--json" in sys.argv)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(130)

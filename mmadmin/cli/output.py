@@ -1,0 +1,126 @@
+"""How `mm` speaks: tables and sentences for people, one JSON document for machines.
+
+Exit codes: 0 done, 1 failed (an `MmError`: fact and remedy), 2 wrong usage, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, is_dataclass
+from datetime import UTC, datetime
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from mmadmin.core.errors import MmError
+
+console = Console(highlight=False)
+errors = Console(stderr=True, highlight=False)
+
+JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON document instead.")]
+
+STATE_STYLES = {
+    "live": "green",
+    "running": "cyan",
+    "succeeded": "green",
+    "built": "green",
+    "active": "green",
+    "failed": "red",
+    "errored": "red",
+    "cancelled": "yellow",
+    "draining": "yellow",
+    "starting": "cyan",
+    "probing": "cyan",
+    "building": "cyan",
+    "suspended": "yellow",
+    "revoked": "red",
+    "expired": "yellow",
+    "retired": "dim",
+    "cached": "dim",
+}
+
+
+def styled(state: str) -> str:
+    """A state's word in its colour."""
+    style = STATE_STYLES.get(state.lower())
+    return f"[{style}]{escape(state)}[/]" if style else escape(state)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return value.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, Enum):
+        return value.value
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
+    if isinstance(value, (set, frozenset, tuple)):
+        return list(value)
+    raise TypeError(f"no JSON form for {type(value).__name__}")
+
+
+def emit_json(value: Any) -> None:
+    """Print one JSON document to stdout."""
+    sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False, default=_plain) + "\n")
+
+
+def table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, empty: str) -> None:
+    """Print rows under headings; `empty` is said when there are none. Cells may hold markup."""
+    shown = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in headings:
+        shown.add_column(heading, overflow="fold")
+    for row in rows:
+        shown.add_row(*row)
+    if shown.row_count:
+        console.print(shown)
+    else:
+        console.print(empty)
+
+
+def seconds_text(seconds: float) -> str:
+    """`0.4 s`, `12 s`, `3 min 05 s`, `2 h 10 min`, `3 d 4 h`."""
+    if seconds < 10:  # noqa: PLR2004 (below ten, tenths matter)
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:  # noqa: PLR2004 (a minute)
+        return f"{whole} s"
+    if whole < 3600:  # noqa: PLR2004 (an hour)
+        return f"{whole // 60} min {whole % 60:02d} s"
+    if whole < 86400:  # noqa: PLR2004 (a day)
+        return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    return f"{whole // 86400} d {whole % 86400 // 3600} h"
+
+
+def bytes_text(size: int) -> str:
+    """`0 B`, `93.8 MiB`, `71.4 GiB`."""
+    value = float(size)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:  # noqa: PLR2004 (the next unit)
+            return f"{value:.0f} B" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} TiB"
+
+
+def when_text(at: datetime | None) -> str:
+    """A moment in this machine's time zone, to the minute."""
+    return at.astimezone().strftime("%Y-%m-%d %H:%M") if at else "never"
+
+
+def report(error: MmError, *, as_json: bool) -> None:
+    """Say an expected failure: the fact, then the remedy; details only to machines."""
+    if as_json:
+        emit_json({"error": error.as_json()})
+        return
+    errors.print(f"[red]failed:[/] {escape(error.message)}")
+    if error.remedy:
+        errors.print(f"[bold]remedy:[/] {escape(error.remedy)}")
+    for line in error.details.get("log_tail") or ():
+        errors.print(f"  [dim]{escape(str(line))}[/]")

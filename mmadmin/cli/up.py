@@ -1,0 +1,319 @@
+"""`mm up`, `mm down`, `mm status`: bring an installation up, end it, say how it is.
+
+Bringing up may be interrupted anywhere and run again: each step looks first at what is there.
+Services are children of supervisord, never of `mm`, so that an interrupted `mm up` ends nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+
+from mmadmin.cli import installation
+from mmadmin.cli.output import JsonFlag, console, emit_json, seconds_text, styled, table
+from mmadmin.core.errors import Unreachable
+from mmadmin.core.home import Home, Ports
+
+QUIET_S = 0.5
+STOP_DEADLINE_S = 150.0
+PASSWORD_BYTES = 12
+
+
+@contextmanager
+def step(what: str, *, quiet: bool = False) -> Iterator[None]:
+    """Show that something is under way, then that it is done and how long it took."""
+    began = time.monotonic()
+    if quiet:
+        yield
+        return
+    with console.status(f"{what} …"):
+        yield
+    took = time.monotonic() - began
+    if took >= QUIET_S:
+        console.print(f"  [green]✓[/] {what} [dim]({seconds_text(took)})[/]")
+
+
+@dataclass(frozen=True, slots=True)
+class Admin:
+    """The administrator's login; the password is known only right after it was made."""
+
+    username: str
+    password: str | None
+
+
+def up(
+    *,
+    demo: Annotated[bool, typer.Option(help="Deploy the small demo model the first time.")] = True,
+    restart: Annotated[
+        bool, typer.Option("--restart", help="Restart panel, gate, worker and beat.")
+    ] = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Start everything; the first time also set up, and deploy a small model.
+
+    Runs broker, panel, gate, worker and beat under one supervisor, and waits until each of them
+    answers. Safe to run again at any time.
+
+    Example: MM_PANEL_PORT=8001 MM_GATE_PORT=20001 mm up
+    """
+    began = time.monotonic()
+    home, ports = Home.from_env(), Ports.from_env()
+    first = not installation.is_set_up(home)
+    installation.prepare(home)
+    if not as_json:
+        console.print(f"mmadmin in [bold]{escape(str(home.root))}[/]{' (new)' if first else ''}")
+    start_services(home, ports, restart=restart, quiet=as_json)
+    admin = ensure_admin()
+    from mmadmin.cli import first_run  # noqa: PLC0415 (after Django is set up)
+
+    outcome = first_run.run(home, ports, quiet=as_json) if demo else None
+    if as_json:
+        emit_json(
+            status_of(home, ports)
+            | {
+                "admin": admin.username,
+                "password": admin.password,
+                "first_answer": outcome.as_json() if outcome else None,
+            }
+        )
+        return
+    if outcome:
+        first_run.show(outcome, ports)
+    _show_welcome(home, ports, admin, time.monotonic() - began)
+
+
+def start_services(home: Home, ports: Ports, *, restart: bool, quiet: bool) -> None:
+    """Migrate, then have every service running and answering."""
+    from mmadmin.cli.services import (  # noqa: PLC0415 (HTTP and Redis clients)
+        code_fingerprint,
+        services,
+        wait_until_answering,
+    )
+    from mmadmin.host.supervisor import Supervisor  # noqa: PLC0415
+
+    supervisor = Supervisor(home)
+    wanted = services(home, ports)
+    fingerprint = code_fingerprint() + "\n" + "\n".join(repr(s.spec) for s in wanted)
+    stamp = home.run_dir / "services-code"
+    running = supervisor.running()
+    if not running:
+        for leftover in supervisor.end_leftovers():
+            if not quiet:
+                console.print(f"  [yellow]ended[/] what an earlier run left: {escape(leftover)}")
+    own = {p.name for p in supervisor.status() if p.pid} if running else set()
+    if "panel" not in own:
+        installation.check_port(ports.panel, "MM_PANEL_PORT", "panel")
+    if "gate" not in own:
+        installation.check_port(ports.gate, "MM_GATE_PORT", "gate")
+        installation.check_port(ports.metrics, "MM_METRICS_PORT", "metrics of the gate")
+    with step("database", quiet=quiet):
+        migrate()
+    changed = not stamp.exists() or stamp.read_text(encoding="utf-8") != fingerprint
+    with step("supervisor", quiet=quiet):
+        supervisor.launch([service.spec for service in wanted])
+    if running and (restart or changed):
+        for name in ("worker", "beat", "panel", "gate"):
+            if name in own:
+                with step(f"{name}: restarted with the present code", quiet=quiet):
+                    supervisor.restart_program(name)
+    for service in wanted:
+        with step(service.spec.name, quiet=quiet):
+            wait_until_answering(supervisor, service)
+    stamp.write_text(fingerprint, encoding="utf-8")
+
+
+def migrate() -> None:
+    """Bring the database to the present schema."""
+    import django  # noqa: PLC0415
+    from django.core.management import call_command  # noqa: PLC0415
+    from django.db import OperationalError  # noqa: PLC0415
+
+    django.setup()
+    try:
+        call_command("migrate", verbosity=0, interactive=False)
+    except OperationalError as error:
+        raise Unreachable(
+            f"the database does not answer: {error}",
+            remedy="check DATABASE_URL, or the disk of MM_HOME",
+        ) from error
+
+
+def ensure_admin() -> Admin:
+    """The first administrator; made with a generated password where there is none."""
+    from deployments.models import Role, User  # noqa: PLC0415
+
+    present = User.objects.filter(role=Role.ADMIN, is_active=True).order_by("id").first()
+    if present is not None:
+        return Admin(username=present.username, password=None)
+    password = secrets.token_urlsafe(PASSWORD_BYTES)
+    User.objects.create_superuser(username="admin", password=password, role=Role.ADMIN)
+    return Admin(username="admin", password=password)
+
+
+def _show_welcome(home: Home, ports: Ports, admin: Admin, took: float) -> None:
+    password = (
+        f"password [bold]{admin.password}[/]  [yellow](shown only now)[/]"
+        if admin.password
+        else "password as it was shown the first time, or a new one by: mm password"
+    )
+    console.print()
+    console.print(f"panel   [bold]{installation.panel_url(ports)}[/]")
+    console.print(f"login   [bold]{escape(admin.username)}[/], {password}")
+    console.print(f"API     [bold]{installation.gate_url(ports)}/v1[/]")
+    if installation.bind_address() == installation.DEFAULT_BIND:
+        console.print("        [dim]only from this machine; for others: MM_BIND=0.0.0.0 mm up[/]")
+    console.print(f"logs    {escape(str(home.logs))}, or: mm logs panel")
+    console.print(f"[dim]ready in {seconds_text(took)}; `mm down` ends everything[/]")
+
+
+def down(*, as_json: JsonFlag = False) -> None:
+    """End everything that `mm up` started, engines included. Nothing is lost.
+
+    Example: mm down
+    """
+    from mmadmin.host.supervisor import Supervisor  # noqa: PLC0415
+
+    home = Home.from_env()
+    supervisor = Supervisor(home)
+    was_running = supervisor.running()
+    ended: list[str] = []
+    if was_running:
+        with step("everything ended", quiet=as_json):
+            supervisor.shutdown(STOP_DEADLINE_S, lambda _line: None)
+    else:
+        ended = supervisor.end_leftovers()
+    if as_json:
+        emit_json({"was_running": was_running, "leftovers": ended})
+    elif not was_running and not ended:
+        console.print("nothing was running")
+    for leftover in ended if not as_json else ():
+        console.print(f"  ended what an earlier run left: {escape(leftover)}")
+
+
+def status_of(home: Home, ports: Ports) -> dict[str, Any]:
+    """What runs and what is live; works while panel and broker are down."""
+    from mmadmin.host.supervisor import Supervisor  # noqa: PLC0415
+
+    supervisor = Supervisor(home)
+    programs = supervisor.status() if supervisor.running() else []
+    return {
+        "home": str(home.root),
+        "panel_url": installation.panel_url(ports),
+        "gate_url": installation.gate_url(ports),
+        "supervisor": bool(programs),
+        "services": [
+            {
+                "name": program.name,
+                "state": program.state.lower(),
+                "pid": program.pid,
+                "uptime_s": program.uptime_s,
+            }
+            for program in programs
+        ],
+        "deployments": _deployments(),
+    }
+
+
+def _deployments() -> list[dict[str, Any]]:
+    from mmadmin.cli.records import actor  # noqa: PLC0415
+
+    person = actor()
+    from deployments import queries  # noqa: PLC0415
+
+    return [
+        {
+            "name": row.deployment.name,
+            "public_name": row.deployment.public_name,
+            "live_generation": row.live.number if row.live else None,
+            "state": row.state,
+            "newest_generation": row.newest.number if row.newest else None,
+        }
+        for row in queries.deployments_overview(person)
+    ]
+
+
+def status(*, as_json: JsonFlag = False) -> None:
+    """Say what runs, where the panel and the API are, and what each deployment serves.
+
+    Example: mm status --json
+    """
+    home, ports = Home.from_env(), Ports.from_env()
+    found = status_of(home, ports)
+    if as_json:
+        emit_json(found)
+        return
+    console.print(f"panel  {found['panel_url']}\nAPI    {found['gate_url']}/v1\n")
+    table(
+        ["service", "state", "pid", "up for"],
+        [
+            [
+                escape(s["name"]),
+                styled(s["state"]),
+                str(s["pid"] or ""),
+                seconds_text(s["uptime_s"]) if s["pid"] else "",
+            ]
+            for s in found["services"]
+        ],
+        empty="nothing runs; start it with: mm up",
+    )
+    console.print()
+    table(
+        ["deployment", "model name", "live", "state"],
+        [
+            [
+                escape(d["name"]),
+                escape(d["public_name"]),
+                str(d["live_generation"] or "-"),
+                styled(d["state"]),
+            ]
+            for d in found["deployments"]
+        ],
+        empty="no deployments; make one with: mm deploy deployments/catalog/smollm2-135m.toml",
+    )
+
+
+def password(
+    username: Annotated[str, typer.Argument(help="Whose password.")] = "admin",
+    *,
+    as_json: JsonFlag = False,
+) -> None:
+    """Give a person a new generated password, shown once.
+
+    Example: mm password admin
+    """
+    from mmadmin.cli.records import actor  # noqa: PLC0415
+
+    person = actor()
+    from deployments import actions  # noqa: PLC0415
+
+    fresh = secrets.token_urlsafe(PASSWORD_BYTES)
+    actions.set_password(person, username, fresh)
+    if as_json:
+        emit_json({"username": username, "password": fresh})
+    else:
+        console.print(f"[bold]{escape(username)}[/]: {fresh}  [yellow](shown only now)[/]")
+
+
+def remembered_state(home: Home) -> dict[str, Any]:
+    """What the first run has reached, from `MM_HOME/first-run.json`."""
+    path = home.root / "first-run.json"
+    if not path.exists():
+        return {}
+    state: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return state
+
+
+def remember_state(home: Home, state: dict[str, Any]) -> None:
+    """Write `MM_HOME/first-run.json` by rename."""
+    path = home.root / "first-run.json"
+    fresh = path.with_suffix(".new")
+    fresh.write_text(json.dumps(state), encoding="utf-8")
+    fresh.replace(path)

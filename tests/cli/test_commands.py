@@ -1,0 +1,182 @@
+"""What `mm` prints and how it ends: people's words, machines' JSON, exit codes."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from deployments import actions
+from deployments.models import (
+    AuditEvent,
+    ClientKey,
+    Deployment,
+    Generation,
+    Host,
+    Role,
+    Transition,
+    User,
+)
+from mmadmin.cli import installation
+from mmadmin.cli.main import app
+from mmadmin.core.errors import Conflict, NotFound, Refused
+from mmadmin.core.home import Home
+from mmadmin.core.lifecycle import GenerationState
+
+pytestmark = pytest.mark.django_db
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def alice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> User:
+    """The first administrator of an installation that is set up."""
+    monkeypatch.setenv("MM_HOME", str(tmp_path))
+    installation.prepare(Home(tmp_path))
+    return User.objects.create_superuser(username="alice", role=Role.ADMIN)
+
+
+@pytest.fixture
+def served(alice: User) -> Deployment:
+    """A deployment whose second generation is live."""
+    host = Host.objects.create(name="local")
+    deployment = Deployment.objects.create(name="tiny", public_name="tiny-chat", host=host)
+    for number in (1, 2):
+        generation = Generation.objects.create(
+            deployment=deployment,
+            number=number,
+            parent=deployment.generations.order_by("number").last(),
+            spec_toml="",
+            author=alice,
+            reason=f"reason {number}",
+            system=f"{number:032d}-tiny",
+            state=GenerationState.LIVE if number == 2 else GenerationState.RETIRED,
+        )
+        Transition.objects.create(generation=generation, after=GenerationState.LIVE, actor=alice)
+    deployment.live = generation
+    deployment.save()
+    return deployment
+
+
+def mm(*words: str) -> str:
+    """Run a command that must succeed; its stdout."""
+    done = CliRunner().invoke(app, list(words), catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def mm_json(*words: str):
+    """Run a command with --json; the document."""
+    return json.loads(mm(*words, "--json"))
+
+
+def test_keys_issue_list_revoke(alice: User) -> None:
+    """A key is shown whole once, afterwards by its prefix, and can be ended by either name."""
+    issued = mm_json("keys", "issue", "--owner", "carol", "--note", "agent", "--rpm", "60")
+    assert re.fullmatch(r"sk-mm-[0-9a-z]{12}-[0-9a-z]{39}", issued["key"])
+    listed = mm_json("keys", "list")
+    assert [(key["id"], key["owner"], key["rpm"], key["state"]) for key in listed] == [
+        (issued["id"], "carol", 60, "active")
+    ]
+    secret = issued["key"].split("-")[3]
+    assert secret not in json.dumps(listed) + mm("keys", "list")
+    assert mm_json("keys", "suspend", issued["id"])["state"] == "suspended"
+    assert mm_json("keys", "resume", f"sk-mm-{issued['id']}")["state"] == "active"
+    assert mm_json("keys", "revoke", f"sk-mm-{issued['id']}")["state"] == "revoked"
+    assert ClientKey.objects.get().revoked_at is not None
+    assert AuditEvent.objects.filter(verb="key.revoke", actor=alice).count() == 1
+
+
+def test_keys_rotate_gives_a_successor(alice: User) -> None:
+    """The successor has another id; the old key ends after the overlap."""
+    first = mm_json("keys", "issue", "--owner", "carol")
+    second = mm_json("keys", "rotate", first["id"], "--overlap-hours", "1")
+    assert second["id"] != first["id"]
+    assert ClientKey.objects.get(key_id=second["id"]).owner == "carol"
+
+
+def test_history_is_what_the_issue_of_a_release_needs(served: Deployment) -> None:
+    """Newest first, with number, state, system, author, reason."""
+    rows = mm_json("history", "tiny")
+    assert [
+        (r["number"], r["state"], r["system"][-4:], r["author"], r["reason"], r["is_live"])
+        for r in rows
+    ] == [
+        (2, "live", "tiny", "alice", "reason 2", True),
+        (1, "retired", "tiny", "alice", "reason 1", False),
+    ]
+    assert "reason 1" in mm("history", "tiny")
+
+
+def test_acting_as_a_viewer_is_refused(served: Deployment) -> None:
+    """`--as` takes the other person's rights: a viewer may look and may not change."""
+    User.objects.create_user(username="bob", role=Role.VIEWER)
+    assert "reason 2" in mm("--as", "bob", "history", "tiny")
+    with pytest.raises(Refused):
+        mm("--as", "bob", "stop", "tiny", "--detach")
+    with pytest.raises(NotFound, match="no user `mallory`"):
+        mm("--as", "mallory", "history", "tiny")
+
+
+def test_rollback_asks_for_a_reason(served: Deployment) -> None:
+    """Without --reason it is wrong usage (2), with it an activation is queued."""
+    done = CliRunner().invoke(app, ["rollback", "tiny"])
+    assert done.exit_code == 2
+    queued = mm_json("rollback", "tiny", "--reason", "worse answers", "--detach")
+    assert (queued["generation"], queued["kind"], queued["state"]) == (1, "rollback", "queued")
+    with pytest.raises(Conflict):
+        mm("activate", "tiny", "1", "--detach")
+
+
+def test_cancel_ends_what_is_queued(served: Deployment) -> None:
+    """A queued activation is cancelled at once, and a second cancel says that nothing is on."""
+    mm("rollback", "tiny", "--reason", "x", "--detach")
+    assert mm_json("cancel", "tiny")["activation"] == served.activations.get().pk
+    assert "not in the middle" in mm("cancel", "tiny")
+
+
+def test_password_is_new_and_works(alice: User) -> None:
+    """The printed password logs in; the old one no longer does."""
+    fresh = mm_json("password", "alice")["password"]
+    alice.refresh_from_db()
+    assert alice.check_password(fresh)
+    assert len(fresh) >= 16
+
+
+def test_deploy_of_a_bad_file_names_it(alice: User, tmp_path: Path) -> None:
+    """A file that is not there, and one that is no deployment, are refused in words."""
+    with pytest.raises(NotFound, match="there is no file"):
+        mm("deploy", str(tmp_path / "none.toml"))
+    bad = tmp_path / "bad.toml"
+    bad.write_text("[deployment]\nnaem = 1\n")
+    with pytest.raises(actions.InvalidInput):
+        mm("deploy", str(bad))
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (["--version"], 0, "mm "),
+        (["no-such-word"], 2, "No such command"),
+        (["history"], 2, "Missing argument"),
+        (["history", "tiny"], 1, "nothing is set up"),
+        (["history", "tiny", "--json"], 1, '"code": "conflict"'),
+        (["logs"], 1, "whose log?"),
+    ],
+)
+def test_exit_codes(words: list[str], code: int, says: str, tmp_path: Path) -> None:
+    """0 done, 1 failed in words (or JSON), 2 wrong usage: as a shell sees it."""
+    done = subprocess.run(
+        [sys.executable, "-c", "from mmadmin.cli.main import main; main()", *words],
+        cwd=ROOT,
+        env={"MM_HOME": str(tmp_path / "empty"), "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == code, done.stderr
+    assert says in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,99 @@
+"""One installation's folder, secrets, remembered settings and ports."""
+
+import os
+import socket
+import stat
+from pathlib import Path
+
+import pytest
+
+from mmadmin.cli import installation
+from mmadmin.core.errors import Conflict, InvalidInput
+from mmadmin.core.home import Home
+
+
+@pytest.fixture
+def clean_env(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """An environment without any of our settings."""
+    for name in [*installation.REMEMBERED, "MM_HOME"]:
+        monkeypatch.delenv(name, raising=False)
+    return monkeypatch
+
+
+def mode(path: Path) -> int:
+    """The permission bits."""
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_prepare_makes_private_secrets_once(tmp_path: Path, clean_env: pytest.MonkeyPatch) -> None:
+    """Secrets are 0600 in a 0700 folder, differ, and survive a second run."""
+    home = Home(tmp_path / "home")
+    installation.prepare(home)
+    first = {name: (home.secrets / name).read_text() for name in installation.SECRETS}
+    assert len(set(first.values())) == len(installation.SECRETS)
+    assert all(len(text) > 60 for text in first.values())
+    assert mode(home.secrets) == 0o700
+    assert mode(home.run_dir) == 0o700
+    assert {mode(home.secrets / name) for name in installation.SECRETS} == {0o600}
+    installation.prepare(home)
+    assert {name: (home.secrets / name).read_text() for name in installation.SECRETS} == first
+
+
+def test_prepare_mends_loose_modes(tmp_path: Path, clean_env: pytest.MonkeyPatch) -> None:
+    """A secret that somebody made readable is private again after the next start."""
+    home = Home(tmp_path / "home")
+    installation.prepare(home)
+    (home.secrets / "key_pepper").chmod(0o644)
+    home.secrets.chmod(0o755)
+    installation.prepare(home)
+    assert mode(home.secrets / "key_pepper") == 0o600
+    assert mode(home.secrets) == 0o700
+
+
+def test_ports_are_remembered_and_the_environment_goes_first(
+    tmp_path: Path, clean_env: pytest.MonkeyPatch
+) -> None:
+    """What `mm up` was told is found by the next command; a variable still wins."""
+    clean_env.setenv("MM_HOME", str(tmp_path))
+    clean_env.setenv("MM_PANEL_PORT", "8123")
+    clean_env.setenv("PUBLIC_ORIGIN", "https://mm.example.org/with space")
+    installation.prepare(Home(tmp_path))
+    clean_env.delenv("MM_PANEL_PORT")
+    clean_env.delenv("PUBLIC_ORIGIN")
+    installation.load_environment()
+    assert os.environ["MM_PANEL_PORT"] == "8123"
+    assert os.environ["PUBLIC_ORIGIN"] == "https://mm.example.org/with space"
+    clean_env.setenv("MM_PANEL_PORT", "9000")
+    installation.load_environment()
+    assert os.environ["MM_PANEL_PORT"] == "9000"
+    assert mode(installation.settings_file(Home(tmp_path))) == 0o600
+
+
+def test_without_mm_home_the_state_is_in_the_checkout(clean_env: pytest.MonkeyPatch) -> None:
+    """`mm` finds its state wherever it is typed."""
+    clean_env.chdir("/")
+    home = installation.load_environment()
+    assert home.root == installation.CHECKOUT / "var"
+
+
+def test_an_unknown_setting_is_named(tmp_path: Path) -> None:
+    """A misspelt line is refused with its number and the names that exist."""
+    path = tmp_path / "settings.env"
+    path.write_text("# comment\n\nMM_PANEL_PROT=1\n")
+    with pytest.raises(InvalidInput, match=r"line 3: `MM_PANEL_PROT`") as caught:
+        installation.read_settings(path)
+    assert "MM_PANEL_PORT" in caught.value.remedy
+
+
+def test_a_taken_port_names_the_process(clean_env: pytest.MonkeyPatch) -> None:
+    """The error says who holds the port and which variable moves ours."""
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen(1)
+        port = holder.getsockname()[1]
+        with pytest.raises(Conflict) as caught:
+            installation.check_port(port, "MM_PANEL_PORT", "panel")
+    assert f"port {port} (panel) is taken by" in caught.value.message
+    assert f"pid {os.getpid()}" in caught.value.message
+    assert f"MM_PANEL_PORT={port + 1}" in caught.value.remedy
+    installation.check_port(port, "MM_PANEL_PORT", "panel")
