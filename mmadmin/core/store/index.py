@@ -1,0 +1,135 @@
+"""The store's index: SQLite, so that questions are fast. The disk is the truth.
+
+WAL and `synchronous=FULL`: what a transaction said survives a power cut. Connections belong to
+a thread and a process; a forked child opens its own.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from mmadmin.core.errors import StoreCorrupt
+
+SCHEMA_VERSION = 1
+BUSY_TIMEOUT_S = 60
+
+SCHEMA = """
+CREATE TABLE object (
+  name TEXT PRIMARY KEY, hash TEXT NOT NULL, size INTEGER NOT NULL, sealed_at INTEGER NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE entry (
+  object TEXT NOT NULL, path TEXT NOT NULL, kind TEXT NOT NULL, executable INTEGER NOT NULL,
+  size INTEGER NOT NULL, sha256 TEXT NOT NULL, target TEXT NOT NULL, PRIMARY KEY (object, path)
+) WITHOUT ROWID;
+CREATE INDEX entry_sha256 ON entry (sha256);
+CREATE TABLE reference (
+  object TEXT NOT NULL, target TEXT NOT NULL, PRIMARY KEY (object, target)
+) WITHOUT ROWID;
+CREATE INDEX reference_target ON reference (target);
+CREATE TABLE realisation (
+  resolved_key TEXT PRIMARY KEY, derivation TEXT NOT NULL, object TEXT NOT NULL,
+  sandbox TEXT NOT NULL, host TEXT NOT NULL, built_ms INTEGER NOT NULL, built_at INTEGER NOT NULL,
+  log TEXT NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX realisation_derivation ON realisation (derivation);
+CREATE INDEX realisation_object ON realisation (object);
+"""
+
+
+class Index:
+    """Connections to one index file; made empty when there is none."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._local = threading.local()
+
+    def prepare(self) -> bool:
+        """Make the tables; True when the index was empty and wants to be filled."""
+        with self._mapped():
+            connection = self._connection()
+            version: int = connection.execute("PRAGMA user_version").fetchone()[0]
+            if version == SCHEMA_VERSION:
+                return False
+            if version > SCHEMA_VERSION:
+                raise StoreCorrupt(
+                    f"the store's index has version {version}, this mmadmin knows {SCHEMA_VERSION}",
+                    remedy="use the newer mmadmin that wrote it",
+                )
+            connection.execute("BEGIN EXCLUSIVE")
+            try:
+                if connection.execute("PRAGMA user_version").fetchone()[0] == SCHEMA_VERSION:
+                    return False
+                for statement in SCHEMA.split(";"):
+                    connection.execute(statement)
+                connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+            finally:
+                connection.execute("COMMIT")
+            return True
+
+    @contextmanager
+    def read(self) -> Iterator[sqlite3.Connection]:
+        """A connection to read from; each statement sees one state."""
+        with self._mapped():
+            yield self._connection()
+
+    @contextmanager
+    def snapshot(self) -> Iterator[sqlite3.Connection]:
+        """A connection in a read transaction: all statements see one state."""
+        with self._mapped():
+            connection = self._connection()
+            connection.execute("BEGIN")
+            try:
+                yield connection
+            finally:
+                connection.execute("ROLLBACK")
+
+    @contextmanager
+    def write(self) -> Iterator[sqlite3.Connection]:
+        """A connection in a write transaction: all or nothing."""
+        with self._mapped():
+            connection = self._connection()
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield connection
+            except BaseException:
+                connection.execute("ROLLBACK")
+                raise
+            connection.execute("COMMIT")
+
+    def close(self) -> None:
+        """Close this thread's connection."""
+        connection: sqlite3.Connection | None = getattr(self._local, "connection", None)
+        if connection is not None:
+            connection.close()
+            self._local.connection = None
+
+    def _connection(self) -> sqlite3.Connection:
+        connection: sqlite3.Connection | None = getattr(self._local, "connection", None)
+        if connection is not None and self._local.pid == os.getpid():
+            return connection
+        connection = sqlite3.connect(
+            self._path, timeout=BUSY_TIMEOUT_S, isolation_level=None, cached_statements=256
+        )
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("PRAGMA synchronous=FULL")
+        self._local.connection = connection
+        self._local.pid = os.getpid()
+        return connection
+
+    @contextmanager
+    def _mapped(self) -> Iterator[None]:
+        """Says a damaged index in words."""
+        try:
+            yield
+        except sqlite3.DatabaseError as error:
+            if isinstance(error, sqlite3.OperationalError) and "full" not in str(error):
+                raise
+            raise StoreCorrupt(
+                f"the store's index cannot be used: {error}",
+                remedy="rebuild it from the disk with `mm store reindex`",
+            ) from error

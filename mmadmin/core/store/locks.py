@@ -1,0 +1,227 @@
+"""Locks, leases, and who holds them.
+
+A lock is a `flock` on a file of its own. Programs that a step runs may inherit the descriptor
+(`pass_fds`), so that the lock outlives a killed worker for as long as its programs do. The file
+is unlinked by its last holder; who locks an unlinked file notices and tries again.
+
+A lease says "I am alive and need these objects": a file with the process's id, its start time and
+the machine's boot id, so that neither a reused pid nor a reboot is mistaken for its holder.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from mmadmin.core.canonical import canonical, parse
+from mmadmin.core.errors import InvalidDerivation
+
+WaitHook = Callable[[str], None]
+"""Told now and then who holds the lock; may raise to stop waiting."""
+
+POLL_S = 0.05
+REPORT_EVERY_S = 2.0
+START_TIME_FIELD = 19
+"""Position of the start time after the process name in /proc/<pid>/stat (field 22, proc(5))."""
+
+
+def no_wait(holder: str) -> None:
+    """Wait in silence."""
+
+
+@contextmanager
+def file_lock(
+    path: Path, *, shared: bool = False, on_wait: WaitHook = no_wait, owner: str = ""
+) -> Iterator[int]:
+    """Hold a lock on `path`, made if absent; yields the descriptor, for children to inherit.
+
+    Blocks until it is free; `on_wait` hears who holds it, at once and then every 2 s.
+    """
+    fd = _locked(path, shared=shared, on_wait=on_wait)
+    try:
+        if not shared:
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, (owner or f"process {os.getpid()}").encode(), 0)
+        yield fd
+    finally:
+        if not shared:
+            with suppress(FileNotFoundError):
+                path.unlink()
+        os.close(fd)
+
+
+def _locked(path: Path, *, shared: bool, on_wait: WaitHook) -> int:
+    wanted = (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB
+    report_at = 0.0
+    while True:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(fd, wanted)
+        except BlockingIOError:
+            holder = os.pread(fd, 200, 0).decode(errors="replace")
+            os.close(fd)
+            if time.monotonic() >= report_at:
+                on_wait(holder or "another process")
+                report_at = time.monotonic() + REPORT_EVERY_S
+            time.sleep(POLL_S)
+            continue
+        except BaseException:
+            os.close(fd)
+            raise
+        if _is_still(path, fd):
+            return fd
+        os.close(fd)  # the last holder unlinked it between our open and our lock
+
+
+def _is_still(path: Path, fd: int) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(fd))
+    except FileNotFoundError:
+        return False
+
+
+@cache
+def boot_id() -> str:
+    """What tells one boot of the machine from the next."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+
+
+def start_time(pid: int) -> int | None:
+    """When a process started (clock ticks since boot); None when there is none, or a zombie."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    fields = text.rpartition(")")[2].split()
+    return None if fields[0] in {"Z", "X"} else int(fields[START_TIME_FIELD])
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """A process, told apart from a later one with the same pid."""
+
+    pid: int
+    started: int
+    boot: str
+
+    @classmethod
+    def me(cls) -> Holder:
+        """The process that asks."""
+        started = start_time(os.getpid())
+        if started is None:
+            raise RuntimeError("this process is not in /proc")
+        return cls(os.getpid(), started, boot_id())
+
+    @property
+    def alive(self) -> bool:
+        """True while that very process runs."""
+        return self.boot == boot_id() and start_time(self.pid) == self.started
+
+    def as_json(self) -> dict[str, int | str]:
+        """The holder as data."""
+        return {"pid": self.pid, "started": self.started, "boot": self.boot}
+
+
+def holder_from(data: bytes) -> Holder | None:
+    """The holder that a lease or reservation file names; None when it is half-written."""
+    try:
+        value = parse(data)
+    except InvalidDerivation:
+        return None
+    if not isinstance(value, dict):
+        return None
+    pid, started, boot = value.get("pid"), value.get("started"), value.get("boot")
+    if isinstance(pid, int) and isinstance(started, int) and isinstance(boot, str):
+        return Holder(pid, started, boot)
+    return None
+
+
+class Lease:
+    """A living claim on objects; see `Store.lease`."""
+
+    __slots__ = ("_objects", "id", "owner")
+
+    def __init__(self, lease_id: str, owner: str, objects: Path) -> None:
+        self.id = lease_id
+        self.owner = owner
+        self._objects = objects
+
+    def add(self, names: Iterable[str]) -> None:
+        """Write object names down; the caller holds the collector off meanwhile."""
+        with self._objects.open("a", encoding="utf-8") as file:
+            file.writelines(f"{name}\n" for name in names)
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseRecord:
+    """A lease as others see it."""
+
+    id: str
+    owner: str
+    holder: Holder
+    objects: frozenset[str]
+
+
+@contextmanager
+def lease_in(folder: Path, owner: str) -> Iterator[Lease]:
+    """A lease of this process, withdrawn at the end."""
+    lease_id = f"{os.getpid()}-{uuid.uuid4().hex[:12]}"
+    path = folder / f"{lease_id}.json"
+    objects = folder / f"{lease_id}.objects"
+    temporary = folder / f"{lease_id}.new"
+    temporary.write_bytes(canonical({**Holder.me().as_json(), "owner": owner}))
+    objects.touch()
+    temporary.rename(path)
+    try:
+        yield Lease(lease_id, owner, objects)
+    finally:
+        path.unlink(missing_ok=True)
+        objects.unlink(missing_ok=True)
+
+
+def leases_in(folder: Path) -> list[LeaseRecord]:
+    """Every living lease. Files of dead ones are left to `sweep_leases`."""
+    found = []
+    for path in sorted(folder.glob("*.json")):
+        try:
+            data = path.read_bytes()
+            names = path.with_suffix(".objects").read_text(encoding="utf-8")
+        except FileNotFoundError:  # withdrawn meanwhile
+            continue
+        holder = holder_from(data)
+        if holder is None or not holder.alive:
+            continue
+        value = parse(data)
+        owner = value.get("owner", "") if isinstance(value, dict) else ""
+        # a line without its end is still being written, and its object not yet promised
+        lines = names.split("\n")[:-1]
+        found.append(LeaseRecord(path.stem, str(owner), holder, frozenset(lines)))
+    return found
+
+
+def sweep_leases(folder: Path) -> list[str]:
+    """Remove the files of leases whose process is gone; returns their ids."""
+    living = {lease.id for lease in leases_in(folder)}
+    dead = set()
+    for path in folder.iterdir():
+        if path.stem in living or _made_by_living(path.stem):
+            continue
+        path.unlink(missing_ok=True)
+        dead.add(path.stem)
+    return sorted(dead)
+
+
+def _made_by_living(lease_id: str) -> bool:
+    """True while a process with the pid in the id runs: its lease may be on its way.
+
+    A reused pid only delays the sweep until that process ends.
+    """
+    pid = lease_id.partition("-")[0]
+    return pid.isdigit() and start_time(int(pid)) is not None
