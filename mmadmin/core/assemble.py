@@ -105,11 +105,10 @@ def _engine(spec: Spec, lock: Lock, facts: HostFacts) -> Derivation:
     release = _release(lock.engine.path)
     unpacked: dict[str, Json] = {"subtree": wanted.subtree, "members": []}
     source = step("unpack", f"{release}-source", unpacked, {"archive": archive})
+    targets: list[Json] = [*sorted(architectures)] if backend == "cuda" else []
     params: dict[str, Json] = {
         "backend": backend,
-        "cuda_architectures": cast("list[Json]", sorted(architectures))
-        if backend == "cuda"
-        else [],
+        "cuda_architectures": targets,
         "native": wanted.native,
         "defines": {key: _define(value) for key, value in wanted.defines.items()},
         "targets": list(engine.targets),

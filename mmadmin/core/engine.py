@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 from mmadmin.core.fields import Field
 from mmadmin.core.recipe import Json
@@ -81,6 +81,8 @@ class Probe:
     slots: int
     model_path: str = ""
     """The model file that the engine must say it serves; empty = not checked."""
+    task: Literal["completion", "embedding", "rerank"] = "completion"
+    """What it is for, and what the last probe asks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +96,13 @@ class LaunchSpec:
     probe: Probe
     load_deadline_s: int
     """Scaled with the model's size."""
+    host: str = "127.0.0.1"
+    port: int = 0
+
+    @property
+    def url(self) -> str:
+        """Where it answers, without a trailing slash."""
+        return f"http://{self.host}:{self.port}"
 
 
 class Engine(Protocol):
@@ -112,6 +121,10 @@ class Engine(Protocol):
 
         `own_template`: the deployment brings a chat template other than the model's own.
         """
+        ...
+
+    def check_model(self, model: ModelFacts, options: Options) -> None:
+        """Refuse options that do not go with the built model (`InvalidSpec`)."""
         ...
 
     def needs(self, model: ModelFacts, options: Options) -> Needs:

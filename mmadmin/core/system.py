@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+from mmadmin.core import catalog
 from mmadmin.core.canonical import parse
-from mmadmin.core.engine import ModelFacts, System
+from mmadmin.core.engine import ModelFacts, Options, System
 from mmadmin.core.errors import StoreCorrupt
 from mmadmin.core.recipe import Json, Params
 
@@ -24,9 +25,12 @@ def write_manifest(params: Params, inputs: Mapping[str, Path]) -> dict[str, Json
     """The manifest of a system whose parts are the given object folders.
 
     `params` are those of the `system` recipe; `inputs` are `engine`, `model`, `report` and, where
-    they exist, `template` and `mmproj`.
+    they exist, `template` and `mmproj`. Raises `InvalidSpec` when the options do not go with the
+    model that was built.
     """
-    report = parse((inputs["report"] / REPORT).read_bytes())
+    report = cast("dict[str, Json]", parse((inputs["report"] / REPORT).read_bytes()))
+    engine = catalog.engine(str(params["engine_kind"]))
+    engine.check_model(model_facts(report), cast("Options", params["options"]))
     return {
         "format": MANIFEST_FORMAT,
         "engine_kind": params["engine_kind"],

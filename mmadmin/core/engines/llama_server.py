@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
-from typing import cast
+from typing import Literal, cast
 
 from mmadmin.core.engine import Engine, LaunchSpec, ModelFacts, Needs, Options, Probe, Seat, System
 from mmadmin.core.engines.llama_flags import BY_NAME, FILES, OURS, Flag, is_preset
@@ -385,6 +385,16 @@ class LlamaServer:
         for name, flag_value in _flags(options).items():
             _check_flag(name, flag_value)
 
+    def check_model(self, model: ModelFacts, options: Options) -> None:
+        """The server silently caps a slot's context at what the model was trained with."""
+        context, trained = _int(options, "context", 0), model.context_length
+        if trained and context > trained and "override-kv" not in _flags(options):
+            refuse(
+                "serve.context",
+                f"{context} tokens are more than the {trained} that the model was trained with",
+                remedy=f"use {trained} or less",
+            )
+
     def needs(self, model: ModelFacts, options: Options) -> Needs:
         """Weights, K/V cache and a working allowance; shared out by the tensor split."""
         tokens = (_int(options, "context", 0) or model.context_length) * _int(options, "slots", 1)
@@ -439,9 +449,18 @@ class LlamaServer:
                 context_per_slot=context,
                 slots=slots,
                 model_path=str(system.model),
+                task=_task(options),
             ),
             load_deadline_s=LOAD_SECONDS + size // SLOWEST_DISK,
+            host=seat.host,
+            port=seat.port,
         )
+
+
+def _task(options: Options) -> Literal["completion", "embedding", "rerank"]:
+    if options.get("embeddings"):
+        return "embedding"
+    return "rerank" if options.get("reranking") else "completion"
 
 
 def _int(options: Options, name: str, default: int) -> int:

@@ -1,0 +1,290 @@
+"""Engines as supervised processes: start, look, stop for certain.
+
+Start writes a 0600 launch file and hands the program to the supervisor, so that the engine
+outlives whoever asked for it. Stop ends the whole process group and returns when the process is
+gone, its port is free and its GPU memory is given back.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Timer
+
+import psutil
+
+from mmadmin.core.engine import LaunchSpec
+from mmadmin.core.errors import Conflict, InvalidInput, ProbeFailed, Unreachable
+from mmadmin.core.home import Home
+from mmadmin.host.endings import end_processes, is_alive
+from mmadmin.host.facts import gpu_processes
+from mmadmin.host.supervisor import ProgramSpec, ProgramStatus, Supervisor
+
+STOP_WAIT_S = 15
+"""What an engine may take to end by itself after SIGTERM."""
+RELEASE_S = 60.0
+"""What the driver may take to give a dead process's memory back."""
+POLL_S = 0.1
+PROJECT = Path(__file__).resolve().parent.parent.parent
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """The process that listens on a port."""
+
+    pid: int
+    name: str
+    started: float
+
+
+@dataclass(frozen=True, slots=True)
+class EngineProcess:
+    """A started engine, as its record needs it."""
+
+    uid: str
+    pid: int
+    started: float
+    """Start time, Unix seconds."""
+    log: Path
+
+
+def log_path(home: Home, uid: str) -> Path:
+    """Where an engine's output goes."""
+    return home.logs / "engines" / f"{uid}.log"
+
+
+def launch_file(home: Home, uid: str) -> Path:
+    """The replica's launch file."""
+    return home.replicas / f"{uid}.json"
+
+
+def port_owner(port: int, host: str = "127.0.0.1") -> Owner | None:
+    """Who listens on a TCP port of this machine; None = it is free.
+
+    The owner's pid is 0 when it belongs to another user and cannot be seen.
+    """
+    for connection in psutil.net_connections(kind="tcp"):
+        address = connection.laddr
+        if connection.status != psutil.CONN_LISTEN or not address or address.port != port:
+            continue
+        if address.ip not in (host, "0.0.0.0", "::", "::1"):  # noqa: S104 (compared, not bound)
+            continue
+        if connection.pid is None:
+            return Owner(0, "a process of another user", 0.0)
+        try:
+            process = psutil.Process(connection.pid)
+            return Owner(connection.pid, process.name(), process.create_time())
+        except psutil.NoSuchProcess:
+            continue
+    return None
+
+
+def free_port(first: int, *, taken: frozenset[int] = frozenset(), count: int = 1000) -> int:
+    """The first port from `first` on that nobody listens on and that is not in `taken`."""
+    used = {
+        connection.laddr.port
+        for connection in psutil.net_connections(kind="tcp")
+        if connection.status == psutil.CONN_LISTEN and connection.laddr
+    }
+    for port in range(first, first + count):
+        if port not in used and port not in taken:
+            return port
+    raise Conflict(
+        f"no free port between {first} and {first + count - 1}",
+        remedy="stop engines that are not needed, or move MM_ENGINE_PORTS_FROM",
+    )
+
+
+def start(
+    home: Home, uid: str, launch: LaunchSpec, secret: str, *, startsecs: int | None = None
+) -> EngineProcess:
+    """Start an engine under the supervisor and return once its process exists.
+
+    Idempotent: one that runs under this uid is left alone. `startsecs` (default: from the load
+    deadline) is how long it must run before its end counts as a crash instead of a failed start.
+    Raises `Conflict` when its port is taken, `ProbeFailed` when it ends at once, `Unreachable`
+    when there is no supervisor.
+    """
+    if not secret.strip():
+        raise InvalidInput("an engine needs a secret", remedy="run `mm up` once: it makes them")
+    supervisor = Supervisor(home)
+    running = process(home, uid)
+    if running is not None:
+        return EngineProcess(uid, *running, log_path(home, uid))
+    owner = port_owner(launch.port, launch.host)
+    if owner is not None:
+        raise Conflict(
+            f"port {launch.port} is taken by {owner.name} (pid {owner.pid})",
+            remedy="end that process, or move the engines with MM_ENGINE_PORTS_FROM",
+            port=launch.port,
+            pid=owner.pid,
+        )
+    path = launch_file(home, uid)
+    write_launch_file(path, launch, secret)
+    supervisor.start_program(program_spec(home, uid, launch, startsecs=startsecs))
+    return wait_for_process(home, uid)
+
+
+def program_spec(
+    home: Home, uid: str, launch: LaunchSpec, *, startsecs: int | None = None
+) -> ProgramSpec:
+    """The engine as the supervisor runs it."""
+    if startsecs is None:
+        startsecs = min(max(launch.load_deadline_s // 10, 5), 3600)
+    return ProgramSpec(
+        name=uid,
+        argv=[sys.executable, "-m", "mmadmin.host.launch", str(launch_file(home, uid))],
+        cwd=PROJECT,
+        log=log_path(home, uid),
+        startsecs=startsecs,
+        startretries=3,
+        stopwaitsecs=STOP_WAIT_S,
+        priority=50,
+        autorestart="true",
+    )
+
+
+def write_launch_file(path: Path, launch: LaunchSpec, secret: str) -> None:
+    """The launch file, complete or absent, mode 0600 from its first byte."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    data = {
+        "argv": list(launch.argv),
+        "env": dict(launch.env),
+        "secret_env": launch.secret_env,
+        "secret": secret,
+    }
+    scratch = path.with_name(f".{path.name}.{os.getpid()}.{time.monotonic_ns()}")
+    descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        json.dump(data, file)
+    scratch.replace(path)
+
+
+def wait_for_process(home: Home, uid: str, *, timeout_s: float = 20.0) -> EngineProcess:
+    """The engine's process as soon as the supervisor has made it."""
+    supervisor = Supervisor(home)
+    give_up = time.monotonic() + timeout_s
+    while time.monotonic() < give_up:
+        found = supervisor.program(uid)
+        if found and found.pid:
+            try:
+                started = psutil.Process(found.pid).create_time()
+            except psutil.NoSuchProcess:
+                continue
+            return EngineProcess(uid, found.pid, started, log_path(home, uid))
+        if found and found.state in ("FATAL", "EXITED"):
+            break
+        time.sleep(POLL_S)
+    raise ProbeFailed(
+        "the engine did not start",
+        remedy=f"read {log_path(home, uid)}",
+        log_tail=log_tail(log_path(home, uid)),
+    )
+
+
+def status(home: Home, uid: str) -> ProgramStatus | None:
+    """The engine as the supervisor sees it; None when it does not know it."""
+    return Supervisor(home).program(uid)
+
+
+def process(home: Home, uid: str) -> tuple[int, float] | None:
+    """Pid and start time (Unix seconds) of an engine that the supervisor runs; None = it is down.
+
+    Raises `Unreachable` without a supervisor.
+    """
+    pid = Supervisor(home).pid(uid)
+    if pid is None:
+        return None
+    try:
+        return pid, psutil.Process(pid).create_time()
+    except psutil.NoSuchProcess:
+        return None
+
+
+def stop(
+    home: Home,
+    uid: str,
+    *,
+    port: int = 0,
+    pid: int | None = None,
+    started: float | None = None,
+    term_s: float = STOP_WAIT_S,
+    on_progress: Callable[[str], None] | None = None,
+) -> None:
+    """End an engine for certain: SIGTERM, wait, SIGKILL of its group, port and memory free.
+
+    `pid` and `started`, from the record, find an engine that outlived its supervisor. Idempotent.
+    Raises `Unreachable` when the port or the memory is not given back in time.
+    """
+    say = on_progress or (lambda _line: None)
+    supervisor = Supervisor(home)
+    found: ProgramStatus | None = None
+    if supervisor.running():
+        found = supervisor.program(uid)
+        family = _family(found.pid) if found and found.pid else []
+        say(f"stopping {uid}")
+        # Force comes after `term_s` at the latest, after the supervisor's own `stopwaitsecs` else.
+        killer = Timer(term_s, end_processes, [family], {"patience_s": 0})
+        killer.daemon = True
+        killer.start()
+        try:
+            supervisor.remove_program(uid)
+        finally:
+            killer.cancel()
+        end_processes(family, patience_s=0)
+    else:
+        (home.supervisor / "engines" / f"{uid}.conf").unlink(missing_ok=True)
+    if pid is not None and started is not None and is_alive(pid, started):
+        say(f"ending process {pid}")
+        end_processes([(pid, started)], patience_s=term_s)
+    launch_file(home, uid).unlink(missing_ok=True)
+    pids = {p for p in (pid, found.pid if found else None) if p is not None}
+    _wait_released(pids, port, say)
+
+
+def _family(pid: int) -> list[tuple[int, float]]:
+    """A process and its descendants, by pid and start time."""
+    try:
+        root = psutil.Process(pid)
+        return [(p.pid, p.create_time()) for p in [root, *root.children(recursive=True)]]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _wait_released(pids: set[int], port: int, say: Callable[[str], None]) -> None:
+    """Return when the port is free and no GPU counts memory for these pids."""
+    give_up = time.monotonic() + RELEASE_S
+    told = False
+    while True:
+        owner = port_owner(port) if port else None
+        holds_port = owner is not None and owner.pid in pids
+        held = {pid: size for pid, size in gpu_processes().items() if pid in pids}
+        if not holds_port and not held:
+            return
+        if time.monotonic() > give_up:
+            what = f"port {port}" if holds_port else f"{sum(held.values()) >> 20} MiB of GPU memory"
+            raise Unreachable(
+                f"the ended engine still holds {what} after {RELEASE_S:.0f} s",
+                remedy="look at the driver's log; the host may need a restart",
+            )
+        if not told:
+            say("waiting until its port and memory are free")
+            told = True
+        time.sleep(POLL_S)
+
+
+def log_tail(path: Path, lines: int = 20, *, since: int = 0) -> list[str]:
+    """The last lines of a log, from the byte `since` on; empty when there is none."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(since if since <= size else 0, size - 64 * 1024))
+            text = file.read().decode("utf-8", errors="replace")
+    except OSError:
+        return []
+    return text.splitlines()[-lines:]

@@ -1,0 +1,332 @@
+"""Proof that a started engine is what it should be, before anything is routed to it.
+
+A healthy answer on the right port is no proof: it may come from an older engine, or from one whose
+authentication is off. So: the engine's process must own the listening socket, a wrong secret must
+be refused, the right one must show the planned alias, model file and context, and a tiny
+completion must come back with text. 503 means loading; an ended process is a failure at once, told
+with its last log lines.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+import httpx
+import psutil
+
+from mmadmin.core.engine import LaunchSpec
+from mmadmin.core.errors import ProbeFailed, Unreachable
+from mmadmin.core.home import Home
+from mmadmin.core.recipe import Json
+from mmadmin.host.endings import is_alive
+from mmadmin.host.engine_process import log_path, log_tail, port_owner
+from mmadmin.host.supervisor import ProgramStatus, Supervisor
+
+POLL_S = 0.2
+ANSWER_S = 10.0
+"""How long a probe question may take."""
+COMPLETION_S = 60.0
+"""How long the tiny completion may take; busy processors are slow, dead ones are silent."""
+CONTEXT_GRAIN = 256
+"""The server rounds contexts up to a multiple of this."""
+_OK, _UNAUTHORIZED, _LOADING = 200, 401, 503
+_PROMPT = "The sun rises in the"
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """What was proved."""
+
+    pid: int
+    started: float
+    """Start time of the process, Unix seconds."""
+    ready_after_s: int
+    alias: str
+    model_path: str
+    context_per_slot: int
+    slots: int
+    completion: str
+
+    def as_json(self) -> dict[str, Json]:
+        """As a probe report's part; times in milliseconds."""
+        data: dict[str, Any] = asdict(self)
+        data["started_ms"] = int(data.pop("started") * 1000)
+        return data
+
+
+def _nothing(_line: str) -> None:
+    return
+
+
+def _go_on() -> None:
+    return
+
+
+class EngineClient:
+    """Questions to one engine, with its secret or with a wrong one. Close it after use."""
+
+    def __init__(self, launch: LaunchSpec, secret: str) -> None:
+        self._right = {"Authorization": f"Bearer {secret}"}
+        self._http = httpx.Client(
+            base_url=launch.url,
+            timeout=ANSWER_S,
+            trust_env=False,
+            limits=httpx.Limits(max_keepalive_connections=0),
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._http.close()
+
+    def get(self, path: str, *, wrong_secret: bool = False) -> httpx.Response:
+        """GET with the right secret, or with one that nobody has."""
+        return self._http.get(path, headers=self._headers(wrong=wrong_secret))
+
+    def post(
+        self, path: str, body: Mapping[str, Any], *, timeout_s: float = COMPLETION_S
+    ) -> httpx.Response:
+        """POST JSON with the right secret."""
+        return self._http.post(path, json=body, headers=self._right, timeout=timeout_s)
+
+    def stream(self, path: str, body: Mapping[str, Any], *, timeout_s: float) -> list[str]:
+        """POST JSON and read the answer's lines to the end. Raises `httpx.HTTPStatusError`."""
+        with self._http.stream(
+            "POST", path, json=body, headers=self._right, timeout=timeout_s
+        ) as answer:
+            if answer.is_error:
+                answer.read()
+            answer.raise_for_status()
+            return list(answer.iter_lines())
+
+    def _headers(self, *, wrong: bool) -> dict[str, str]:
+        if wrong:
+            return {"Authorization": f"Bearer {secrets.token_hex(32)}"}
+        return self._right
+
+
+def wait_ready(
+    home: Home,
+    uid: str,
+    launch: LaunchSpec,
+    secret: str,
+    *,
+    deadline_s: float | None = None,
+    on_progress: Callable[[str], None] = _nothing,
+    check: Callable[[], None] = _go_on,
+) -> Ready:
+    """Wait until the engine has proved itself. Blocking; changes nothing; may be called again.
+
+    `deadline_s` defaults to the launch's own. `check` is called at every turn and may raise to
+    end the wait. Raises `ProbeFailed` with `details["probe"]` and the last log lines.
+    """
+    began = time.monotonic()
+    give_up = began + (launch.load_deadline_s if deadline_s is None else deadline_s)
+    watch = _Watch(home, uid)
+    told = ""
+    with EngineClient(launch, secret) as client:
+        while True:
+            check()
+            watch.look(launch)
+            words = _state(client, launch)
+            if words is None:
+                break
+            if time.monotonic() > give_up:
+                raise watch.failed("ready", f"it is not ready in time: {words}")
+            if words != told:
+                on_progress(words)
+                told = words
+            time.sleep(POLL_S)
+        on_progress("answering; proving that it is the right one")
+        return _prove(client, launch, watch, time.monotonic() - began)
+
+
+def _state(client: EngineClient, launch: LaunchSpec) -> str | None:
+    """What the engine is doing, in words; None = it says that it is healthy."""
+    try:
+        answer = client.get(launch.probe.health_path)
+    except httpx.TimeoutException:
+        return "it does not answer in time"
+    except httpx.HTTPError:
+        return "starting"
+    if answer.status_code == _LOADING:
+        return "loading the model"
+    if answer.status_code != _OK:
+        return f"{launch.probe.health_path} answers {answer.status_code}"
+    return None
+
+
+class _Watch:
+    """One engine's process, as the supervisor and the system see it."""
+
+    def __init__(self, home: Home, uid: str) -> None:
+        self._home = home
+        self._uid = uid
+        self._supervisor = Supervisor(home)
+        self._log = log_path(home, uid)
+        self.pid = 0
+        self.started = 0.0
+
+    def look(self, launch: LaunchSpec) -> None:
+        """Fail when the process has ended, or when another one listens on its port."""
+        found = self._supervisor.program(self._uid)
+        if found is None:
+            raise self.failed("process", "the supervisor does not know it")
+        self._check_process(found)
+        owner = port_owner(launch.port, launch.host)
+        if owner is not None and owner.pid != self.pid:
+            raise self.failed(
+                "identity",
+                f"port {launch.port} belongs to {owner.name} (pid {owner.pid}), not to the engine",
+            )
+
+    def _check_process(self, found: ProgramStatus) -> None:
+        if found.pid is None or found.state not in ("STARTING", "RUNNING"):
+            code = f" with exit code {found.exit_status}" if found.exit_status else ""
+            raise self.failed("process", f"it ended{code} while it was loading")
+        if self.pid == 0:
+            self.pid, self.started = found.pid, _start_time(found.pid)
+        elif found.pid != self.pid:
+            raise self.failed("process", "it ended while it was loading and was started again")
+
+    def owns(self, launch: LaunchSpec) -> bool:
+        """True when the engine's own process listens on its port, and is still the same one."""
+        owner = port_owner(launch.port, launch.host)
+        alive = is_alive(self.pid, self.started)
+        return owner is not None and owner.pid == self.pid and alive
+
+    def failed(self, probe: str, words: str) -> ProbeFailed:
+        """The failure, with the log's last lines."""
+        tail = log_tail(self._log)
+        last = next((line for line in reversed(tail) if line.strip()), "")
+        message = f"the engine {self._uid} failed its probe: {words}"
+        if probe == "process" and last:
+            message += f"; its last words: {last.strip()[:300]}"
+        return ProbeFailed(message, remedy=f"read {self._log}", probe=probe, log_tail=[*tail])
+
+
+def _start_time(pid: int) -> float:
+    try:
+        return psutil.Process(pid).create_time()
+    except psutil.NoSuchProcess:
+        return 0.0
+
+
+def _prove(client: EngineClient, launch: LaunchSpec, watch: _Watch, after_s: float) -> Ready:
+    """Ask the questions that only the right engine answers rightly."""
+    probe = launch.probe
+    if not watch.owns(launch):
+        raise watch.failed("identity", f"its process does not own port {launch.port}")
+    try:
+        refused = client.get("/props", wrong_secret=True)
+        if refused.status_code != _UNAUTHORIZED:
+            raise watch.failed(
+                "secret", f"a wrong secret was answered with {refused.status_code} instead of 401"
+            )
+        props = _json(client.get("/props"), "secret", "the right secret", watch)
+        models = _json(client.get(probe.models_path), "identity", probe.models_path, watch)
+        names = [str(row.get("id")) for row in models.get("data", [])]
+        if probe.alias not in names:
+            raise watch.failed("identity", f"it serves {', '.join(names)}, not {probe.alias}")
+        path = str(props.get("model_path", ""))
+        if probe.model_path and path != probe.model_path:
+            raise watch.failed("identity", f"it serves the file {path}, not {probe.model_path}")
+        context = int(props.get("default_generation_settings", {}).get("n_ctx", 0))
+        slots = int(props.get("total_slots", 0))
+        _check_context(context, slots, launch, watch)
+        text = tiny_completion(client, launch)
+    except httpx.HTTPError as error:
+        raise watch.failed("completion", f"it stopped answering ({error})") from error
+    except Unreachable as error:
+        raise watch.failed("completion", error.message) from error
+    if not watch.owns(launch):
+        raise watch.failed("identity", f"its process no longer owns port {launch.port}")
+    return Ready(
+        pid=watch.pid,
+        started=watch.started,
+        ready_after_s=int(after_s),
+        alias=probe.alias,
+        model_path=path,
+        context_per_slot=context,
+        slots=slots,
+        completion=text,
+    )
+
+
+def _json(answer: httpx.Response, probe: str, what: str, watch: _Watch) -> dict[str, Any]:
+    if answer.status_code != _OK:
+        raise watch.failed(probe, f"{what} was answered with {answer.status_code}")
+    try:
+        data = answer.json()
+    except ValueError:
+        data = None
+    if not isinstance(data, dict):
+        raise watch.failed(probe, f"{what} was not answered with a JSON object")
+    return data
+
+
+def _check_context(context: int, slots: int, launch: LaunchSpec, watch: _Watch) -> None:
+    planned, planned_slots = launch.probe.context_per_slot, launch.probe.slots
+    if planned_slots and slots != planned_slots:
+        raise watch.failed("context", f"it has {slots} slots, planned were {planned_slots}")
+    if planned and not planned <= context < planned + CONTEXT_GRAIN:
+        raise watch.failed(
+            "context", f"a slot has {context} tokens of context, planned were {planned}"
+        )
+
+
+def tiny_completion(
+    client: EngineClient, launch: LaunchSpec, *, timeout_s: float = COMPLETION_S
+) -> str:
+    """A few tokens out of the engine, or an embedding, or a rank: whatever it is for.
+
+    Raises `Unreachable` when the answer is empty, late or an error: healthy is not alive.
+    """
+    path, body, found = _QUESTIONS[launch.probe.task]
+    try:
+        answer = client.post(path, body, timeout_s=timeout_s)
+    except httpx.TimeoutException as error:
+        raise Unreachable(
+            f"a tiny {launch.probe.task} did not come back within {timeout_s:.0f} s",
+            remedy="the engine says that it is healthy but does not work: restart it",
+        ) from error
+    if answer.status_code != _OK:
+        raise Unreachable(f"a tiny {launch.probe.task} was answered with {answer.status_code}")
+    try:
+        text = str(found(answer.json()))
+    except (ValueError, KeyError, IndexError, TypeError):
+        text = ""
+    if not text:
+        raise Unreachable(f"a tiny {launch.probe.task} came back empty")
+    return text
+
+
+_QUESTIONS: Mapping[str, tuple[str, Mapping[str, Any], Callable[[Any], Any]]] = {
+    "completion": (
+        "/v1/completions",
+        {
+            "prompt": _PROMPT,
+            "max_tokens": 8,
+            "temperature": 0,
+            "ignore_eos": True,
+            "cache_prompt": False,
+        },
+        lambda data: data["choices"][0]["text"],
+    ),
+    "embedding": (
+        "/v1/embeddings",
+        {"input": _PROMPT},
+        lambda data: f"{len(data['data'][0]['embedding'])} dimensions",
+    ),
+    "rerank": (
+        "/v1/rerank",
+        {"query": _PROMPT, "documents": [_PROMPT, "east"]},
+        lambda data: f"{len(data['results'])} ranks",
+    ),
+}
+"""Path, body and where the answer lies, by what the engine is for."""

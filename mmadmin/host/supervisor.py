@@ -1,0 +1,481 @@
+"""The host's process supervisor: supervisord, its configuration and its XML-RPC client.
+
+One supervisord an installation. It runs the services (`services/*.conf`) and the engines
+(`engines/*.conf`) and outlives whoever started it. Programs come and go one by one: adding,
+stopping or removing one never touches another. Every program carries
+`SUPERVISOR_SERVER_URL=unix://<this installation's socket>` in its environment, which is how
+leftovers of a killed supervisord are found, whatever became of their parents.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import http.client
+import json
+import os
+import re
+import shlex
+import socket
+import subprocess
+import sys
+import time
+import xmlrpc.client
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import psutil
+
+from mmadmin.core.errors import InvalidInput, NotFound, Unreachable
+from mmadmin.core.home import Home
+from mmadmin.host.endings import end_processes, is_alive
+
+RPC_TIMEOUT_S = 30.0
+START_DEADLINE_S = 20.0
+LOG_BYTES = 10 * 1024 * 1024
+LOG_BACKUPS = 3
+STOP_DEADLINE_S = 300.0
+POLL_S = 0.1
+_RUNS = frozenset({"STARTING", "RUNNING", "BACKOFF", "STOPPING"})
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
+_COMMENT = re.compile(r"(?:^|\s)[;#]|[\r\n]")
+"""What supervisord's configuration reader would cut off as a comment, or as a line."""
+_BAD_NAME, _ALREADY_ADDED, _STILL_RUNNING, _NOT_RUNNING = 10, 90, 91, 70
+"""Fault codes of supervisord's XML-RPC interface."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramSpec:
+    """A program to supervise. Its environment must hold no secret: it lies in a file."""
+
+    name: str
+    argv: Sequence[str]
+    log: Path
+    env: Mapping[str, str] = field(default_factory=dict)
+    cwd: Path | None = None
+    startsecs: int = 1
+    """Seconds after which a running program counts as started."""
+    startretries: int = 3
+    """How often a program that ends before `startsecs` is started again, with growing pauses."""
+    stopwaitsecs: int = 10
+    """Seconds between SIGTERM and SIGKILL."""
+    priority: int = 100
+    """Low ones start first and stop last."""
+    autorestart: Literal["true", "false", "unexpected"] = "true"
+    stop_group: bool = False
+    """SIGTERM to the whole process group instead of the program alone."""
+    kill_group: bool = True
+    """SIGKILL to the whole process group."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramStatus:
+    """A supervised program as it is now."""
+
+    name: str
+    state: str
+    """STOPPED, STARTING, RUNNING, BACKOFF, STOPPING, EXITED, FATAL or UNKNOWN."""
+    pid: int | None
+    uptime_s: int
+    exit_status: int
+    log: Path
+    words: str = ""
+    """What supervisord says about a failed start."""
+
+
+class _Connection(http.client.HTTPConnection):
+    """HTTP over a Unix socket, with a timeout."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__("localhost", timeout=RPC_TIMEOUT_S)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self.sock.settimeout(self.timeout)
+            self.sock.connect(str(self._path))
+        except OSError:
+            self.sock.close()
+            raise
+
+
+class _Transport(xmlrpc.client.Transport):
+    """One connection a call: a supervisor that was restarted is simply met anew."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._path = path
+
+    def make_connection(self, host: Any) -> http.client.HTTPConnection:  # noqa: ARG002
+        return _Connection(self._path)
+
+    def send_headers(
+        self, connection: http.client.HTTPConnection, headers: list[tuple[str, str]]
+    ) -> None:
+        super().send_headers(connection, [*headers, ("Connection", "close")])
+
+
+class Supervisor:
+    """The supervisor of one installation. Cheap to make; safe to use from several processes."""
+
+    def __init__(self, home: Home) -> None:
+        self.home = home
+        self._config = home.supervisor / "supervisord.conf"
+        self._services = home.supervisor / "services"
+        self._engines = home.supervisor / "engines"
+        self._record = home.run_dir / "supervisord.json"
+        self._programs = home.run_dir / "programs.json"
+
+    # The daemon
+
+    def running(self) -> bool:
+        """True when it answers on its socket."""
+        try:
+            self._call("getState")
+        except Unreachable:
+            return False
+        return True
+
+    def pid_of_daemon(self) -> int | None:
+        """The supervisor's own pid, when it answers."""
+        try:
+            return int(self._call("getPID"))
+        except Unreachable:
+            return None
+
+    def launch(self, services: Sequence[ProgramSpec] = ()) -> None:
+        """Start the daemon with these services and every engine that has a file; wait for it.
+
+        When it runs already, services that are new or changed are (re)started, engines are left
+        alone. Raises `Unreachable` when it does not come up.
+        """
+        with self._locked():
+            self._write_config()
+            for stale in self._services.glob("*.conf"):
+                if stale.stem not in {spec.name for spec in services}:
+                    stale.unlink()
+            for spec in services:
+                _write(self._services / f"{spec.name}.conf", program_section(spec))
+            if self.running():
+                self._reload_services()
+            else:
+                self._start_daemon()
+        self.status()
+
+    def _start_daemon(self) -> None:
+        argv = [sys.executable, "-W", "ignore", "-m", "supervisor.supervisord"]
+        done = subprocess.run(
+            [*argv, "-c", str(self._config)],
+            cwd=self.home.root,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=START_DEADLINE_S,
+        )
+        give_up = time.monotonic() + START_DEADLINE_S
+        while done.returncode == 0 and time.monotonic() < give_up:
+            if (pid := self.pid_of_daemon()) is not None:
+                started = psutil.Process(pid).create_time()
+                _write(self._record, json.dumps({"pid": pid, "started": started}))
+                return
+            time.sleep(POLL_S)
+        words = (done.stdout + done.stderr).strip() or "it does not answer on its socket"
+        raise Unreachable(
+            f"the supervisor did not start: {words}",
+            remedy=f"read {self.home.logs / 'supervisord.log'}",
+        )
+
+    def _reload_services(self) -> None:
+        added, changed, removed = self._reread()
+        known = {path.stem for path in self._services.glob("*.conf")}
+        for name in [*changed, *removed]:
+            if name in known or not (self._engines / f"{name}.conf").exists():
+                self._end_group(name)
+        for name in [*added, *changed]:
+            if name in known:
+                self._tolerant("addProcessGroup", name, but=(_ALREADY_ADDED,))
+
+    def shutdown(self, timeout_s: float, on_progress: Callable[[str], None]) -> None:
+        """Stop every program, engines too, and the daemon; return when all are gone.
+
+        What is left at the deadline is killed. Does nothing when the daemon does not run.
+        """
+        daemon = self.pid_of_daemon()
+        if daemon is None:
+            return
+        running = {(p.name, p.pid) for p in self.status() if p.pid is not None}
+        family = [_started(pid) for pid in [daemon, *(pid for _, pid in running)]]
+        self._call("shutdown")
+        give_up = time.monotonic() + timeout_s
+        while time.monotonic() < give_up:
+            for name, pid in sorted(running):
+                if not psutil.pid_exists(pid):
+                    running.discard((name, pid))
+                    on_progress(f"{name} stopped")
+            if not any(is_alive(*process) for process in family):
+                break
+            time.sleep(POLL_S)
+        end_processes(family, patience_s=0)
+        self.end_leftovers()
+        for path in (self._record, self._programs):
+            path.unlink(missing_ok=True)
+
+    def end_leftovers(self) -> list[str]:
+        """End what a killed supervisor left running; `name (pid N)` of each.
+
+        Does nothing while the supervisor answers.
+        """
+        if self.running():
+            return []
+        mark = f"unix://{self.home.supervisor_socket}"
+        mine = {os.getpid(), *(parent.pid for parent in psutil.Process().parents())}
+        found: list[tuple[str, int, float]] = []
+        for process in psutil.process_iter():
+            try:
+                env = process.environ()
+                if env.get("SUPERVISOR_SERVER_URL") == mark and process.pid not in mine:
+                    name = env.get("SUPERVISOR_PROCESS_NAME", process.name())
+                    found.append((name, process.pid, process.create_time()))
+            except (psutil.Error, OSError):
+                continue  # another user's, or gone meanwhile
+        found += [(n, p, t) for n, p, t in self._recorded() if is_alive(p, t) and p not in mine]
+        end_processes([(pid, started) for _, pid, started in found])
+        self.home.supervisor_socket.unlink(missing_ok=True)
+        return sorted({f"{name} (pid {pid})" for name, pid, _ in found})
+
+    def _recorded(self) -> Iterator[tuple[str, int, float]]:
+        """Programs as they were when last looked at, and the daemon."""
+        for name, (pid, started) in _read_json(self._programs).items():
+            yield name, int(pid), float(started)
+        daemon = _read_json(self._record)
+        if daemon:
+            yield "supervisord", int(daemon["pid"]), float(daemon["started"])
+
+    # Programs
+
+    def status(self) -> list[ProgramStatus]:
+        """Every program. Raises `Unreachable`."""
+        rows = cast("list[dict[str, Any]]", self._call("getAllProcessInfo"))
+        found = [_status(row) for row in rows]
+        record = {p.name: _started(p.pid) for p in found if p.pid is not None}
+        _write(self._programs, json.dumps(record))
+        return found
+
+    def program(self, name: str) -> ProgramStatus | None:
+        """One program; None when there is none of that name. Raises `Unreachable`."""
+        try:
+            row = self._call("getProcessInfo", name)
+        except xmlrpc.client.Fault as fault:
+            if fault.faultCode == _BAD_NAME:
+                return None
+            raise
+        return _status(cast("dict[str, Any]", row))
+
+    def pid(self, name: str) -> int | None:
+        """The pid of a program that runs."""
+        found = self.program(name)
+        return found.pid if found else None
+
+    def start_program(self, spec: ProgramSpec) -> None:
+        """Add an engine and start it; an engine of that name is replaced. Does not wait for it."""
+        with self._locked():
+            _write(self._engines / f"{spec.name}.conf", program_section(spec))
+            self._end_group(spec.name)
+            self._reread()
+            self._tolerant("addProcessGroup", spec.name, but=(_ALREADY_ADDED,))
+
+    def stop_program(self, name: str, *, timeout_s: float = STOP_DEADLINE_S) -> None:
+        """Stop a program (SIGTERM, then SIGKILL after its `stopwaitsecs`) and wait for its end.
+
+        It stays known. Nothing happens when it does not run. Raises `Unreachable` at the deadline.
+        """
+        at_once = False
+        self._tolerant("stopProcess", name, at_once, but=(_BAD_NAME, _NOT_RUNNING))
+        give_up = time.monotonic() + timeout_s
+        while (found := self.program(name)) is not None and found.state in _RUNS:
+            if time.monotonic() > give_up:
+                raise Unreachable(
+                    f"{name} has not stopped after {timeout_s:.0f} s",
+                    remedy=f"look at process {found.pid}",
+                )
+            time.sleep(POLL_S)
+
+    def restart_program(self, name: str) -> None:
+        """Stop a program and start it again. Raises `NotFound`."""
+        if self.program(name) is None:
+            raise NotFound(f"no program is called {name}", remedy="`mm status` lists them")
+        self.stop_program(name)
+        wait = False
+        self._call("startProcess", name, wait)
+
+    def remove_program(self, name: str) -> None:
+        """Stop an engine and forget it."""
+        with self._locked():
+            self._end_group(name)
+            (self._engines / f"{name}.conf").unlink(missing_ok=True)
+            if self.running():
+                self._reread()
+
+    def _end_group(self, name: str) -> None:
+        """Stop a program and take it out, whatever state it is in."""
+        give_up = time.monotonic() + RPC_TIMEOUT_S
+        while True:
+            self.stop_program(name)
+            try:
+                self._call("removeProcessGroup", name)
+            except xmlrpc.client.Fault as fault:
+                if fault.faultCode == _BAD_NAME:
+                    return
+                if fault.faultCode != _STILL_RUNNING or time.monotonic() > give_up:
+                    raise
+                time.sleep(POLL_S)
+            else:
+                return
+
+    def _reread(self) -> tuple[list[str], list[str], list[str]]:
+        """Read the files again; names added, changed, removed. Starts and stops nothing."""
+        rows = cast("list[list[list[str]]]", self._call("reloadConfig"))
+        added, changed, removed = rows[0]
+        return added, changed, removed
+
+    def _tolerant(self, method: str, *args: Any, but: Sequence[int]) -> None:
+        """Call a method whose faults of these codes mean that there is nothing to do."""
+        try:
+            self._call(method, *args)
+        except xmlrpc.client.Fault as fault:
+            if fault.faultCode not in but:
+                raise
+
+    def _call(self, method: str, *args: Any) -> Any:
+        """One XML-RPC call. Raises `Unreachable` when the supervisor does not answer."""
+        proxy = xmlrpc.client.ServerProxy(
+            "http://localhost", transport=_Transport(self.home.supervisor_socket), allow_none=True
+        )
+        try:
+            with proxy:
+                return getattr(proxy, f"supervisor.{method}")(*args)
+        except (OSError, http.client.HTTPException, xmlrpc.client.ProtocolError) as error:
+            raise Unreachable(
+                f"the supervisor does not answer: {error}", remedy="start it with `mm up`"
+            ) from error
+
+    # Files
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """One change of the configuration at a time, over all processes."""
+        for folder in (self.home.supervisor, self._services, self._engines, self.home.run_dir):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        (self.home.logs / "engines").mkdir(parents=True, exist_ok=True)
+        with (self.home.supervisor / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    def _write_config(self) -> None:
+        text = f"""\
+[unix_http_server]
+file = {_escaped(str(self.home.supervisor_socket))}
+chmod = 0700
+
+[supervisord]
+logfile = {_escaped(str(self.home.logs / "supervisord.log"))}
+logfile_maxbytes = {LOG_BYTES}
+logfile_backups = {LOG_BACKUPS}
+pidfile = {_escaped(str(self.home.run_dir / "supervisord.pid"))}
+childlogdir = {_escaped(str(self.home.logs))}
+umask = 077
+identifier = mmadmin
+strip_ansi = true
+
+[rpcinterface:supervisor]
+supervisor.rpcinterface_factory = supervisor.rpcinterface:make_main_rpcinterface
+
+[include]
+files = {_escaped(str(self._services))}/*.conf {_escaped(str(self._engines))}/*.conf
+"""
+        _write(self._config, text)
+
+
+def program_section(spec: ProgramSpec) -> str:
+    """A program as supervisord's configuration. Raises `InvalidInput` for what it cannot say."""
+    if not _NAME.fullmatch(spec.name):
+        raise InvalidInput(f"{spec.name!r} cannot name a program", remedy="use letters, digits, -")
+    environment = ",".join(f"{key}={_quoted(value)}" for key, value in sorted(spec.env.items()))
+    lines = {
+        "command": shlex.join(spec.argv),
+        "environment": environment,
+        "directory": str(spec.cwd) if spec.cwd else "",
+        "autostart": "true",
+        "autorestart": spec.autorestart,
+        "startsecs": str(spec.startsecs),
+        "startretries": str(spec.startretries),
+        "stopsignal": "TERM",
+        "stopwaitsecs": str(spec.stopwaitsecs),
+        "stopasgroup": "true" if spec.stop_group else "false",
+        "killasgroup": "true" if spec.kill_group else "false",
+        "priority": str(spec.priority),
+        "redirect_stderr": "true",
+        "stdout_logfile": str(spec.log),
+        "stdout_logfile_maxbytes": str(LOG_BYTES),
+        "stdout_logfile_backups": str(LOG_BACKUPS),
+        "umask": "077",
+    }
+    body = "\n".join(f"{key} = {_escaped(value)}" for key, value in lines.items() if value)
+    return f"[program:{spec.name}]\n{body}\n"
+
+
+def _escaped(value: str) -> str:
+    """A value for supervisord's configuration file, where `%` expands and `;` comments."""
+    if _COMMENT.search(value):
+        raise InvalidInput(
+            f"supervisord's configuration cannot hold {value!r}",
+            remedy="leave out line ends, and blanks before ';' or '#'",
+        )
+    return value.replace("%", "%%")
+
+
+def _quoted(value: str) -> str:
+    """An environment value: supervisord splits them as a shell would."""
+    escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
+def _status(row: Mapping[str, Any]) -> ProgramStatus:
+    pid, start, now = int(row["pid"]), int(row["start"]), int(row["now"])
+    return ProgramStatus(
+        name=str(row["name"]),
+        state=str(row["statename"]),
+        pid=pid or None,
+        uptime_s=max(now - start, 0) if pid else 0,
+        exit_status=int(row["exitstatus"]),
+        log=Path(str(row["stdout_logfile"])),
+        words=str(row["spawnerr"]),
+    )
+
+
+def _started(pid: int) -> tuple[int, float]:
+    """A pid with its start time; 0.0 when it is gone."""
+    try:
+        return pid, psutil.Process(pid).create_time()
+    except psutil.NoSuchProcess:
+        return pid, 0.0
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        return cast("dict[str, Any]", json.loads(path.read_text(encoding="utf-8")))
+    except (FileNotFoundError, ValueError):
+        return {}
+
+
+def _write(path: Path, text: str) -> None:
+    """Replace a file as a whole, readable by its owner only."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    scratch = path.with_name(f".{path.name}.{os.getpid()}.{time.monotonic_ns()}")
+    scratch.touch(mode=0o600)
+    scratch.write_text(text, encoding="utf-8")
+    scratch.replace(path)
