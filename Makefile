@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev up down status test check lock format clean
+.PHONY: help setup setup-dev up down status test check lock format docs
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -32,6 +32,9 @@ check: setup-dev ## lint, format, types, walls between rooms, migrations, docs
 
 format: setup-dev ## let ruff format the code
 	@$(BIN)/ruff check --fix-only -q . && $(BIN)/ruff format .
+
+docs: setup-dev ## write the docs that are read out of the code
+	@$(BIN)/python scripts/docs.py
 
 lock: setup-dev ## resolve requirements/*.in anew into hashed *.txt
 	@scripts/lock

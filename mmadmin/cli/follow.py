@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import TypeVar
 
 from django.utils import timezone
 from rich.console import Group, RenderableType
@@ -24,6 +24,8 @@ from deployments.models import Activation, Build, BuildStep, LogChunk, StepState
 from mmadmin.cli.output import bytes_text, console, seconds_text, styled
 from mmadmin.core.errors import Cancelled, MmError
 from mmadmin.core.lifecycle import ENDED, JobState
+
+J = TypeVar("J", Build, Activation)
 
 POLL_S = 0.4
 SAY_EVERY_S = 10.0
@@ -98,7 +100,7 @@ def _kinds(root: type[MmError]) -> Iterator[type[MmError]]:
         yield from _kinds(kind)
 
 
-def _wait(read: Callable[[], Any]) -> Iterator[Any]:
+def _wait(read: Callable[[], J]) -> Iterator[J]:
     while True:
         job = read()
         yield job

@@ -16,26 +16,13 @@ from pathlib import Path
 
 import psutil
 
+from mmadmin.cli.variables import REMEMBERED
 from mmadmin.core.errors import Conflict, InvalidInput
 from mmadmin.core.home import Home, Ports
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 SECRETS = ("django_secret_key", "key_pepper", "engine_master")
 SECRET_BYTES = 48
-REMEMBERED = {
-    "MM_PANEL_PORT": "port of the panel",
-    "MM_GATE_PORT": "port of the gate, the OpenAI API",
-    "MM_METRICS_PORT": "port of the gate's metrics; the gate's port + 1 unless it is set",
-    "MM_ENGINE_PORTS_FROM": "first port for engines, on loopback; the gate's port + 1000",
-    "MM_BIND": "address that panel and gate listen on; 127.0.0.1 unless it is set",
-    "MM_GATE_WORKERS": "processes of the gate",
-    "MM_HOST_NAME": "name of this machine among the hosts",
-    "MM_ALLOWED_HOSTS": "host names that the panel answers to, with commas; * = any",
-    "PUBLIC_ORIGIN": "address of the panel as people see it, such as https://mm.example.org",
-    "DATABASE_URL": "a PostgreSQL database instead of SQLite",
-    "REDIS_URL": "a Redis or Valkey server instead of the embedded one",
-}
-"""Settings that `mm up` writes down, so that later commands in another shell find the same."""
 DEFAULT_BIND = "127.0.0.1"
 
 
@@ -129,7 +116,7 @@ def prepare(home: Home) -> None:
     """Make the layout and the secrets; changes nothing that is there. Idempotent."""
     home.root.mkdir(parents=True, exist_ok=True, mode=0o700)
     private = (home.secrets, home.run_dir, home.replicas, home.gate, home.broker)
-    for folder in (*private, home.logs, home.logs / "engines", home.supervisor):
+    for folder in (*private, home.logs / "engines", home.supervisor, home.root / "static"):
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     for folder in private:
         folder.chmod(0o700)
@@ -161,7 +148,7 @@ COMMAND_SHOWN = 100
 def listener(port: int) -> Listener | None:
     """The process that listens on a TCP port of this machine, None when nothing does."""
     for connection in psutil.net_connections(kind="tcp"):
-        if connection.status != psutil.CONN_LISTEN or connection.laddr.port != port:
+        if connection.status != psutil.CONN_LISTEN or connection.laddr[1:2] != (port,):
             continue
         if connection.pid is None:
             return Listener(pid=None, name="", command="")

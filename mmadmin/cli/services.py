@@ -19,6 +19,7 @@ import redis
 
 from mmadmin.cli.installation import CHECKOUT, bind_address, reachable_address
 from mmadmin.cli.logs import tail
+from mmadmin.cli.variables import REMEMBERED
 from mmadmin.core.errors import Unreachable
 from mmadmin.core.home import Home, Ports
 from mmadmin.host.supervisor import ProgramSpec, Supervisor
@@ -46,7 +47,8 @@ class Service:
 def environment(home: Home, ports: Ports) -> dict[str, str]:
     """What every service finds in its environment besides what `mm up` itself had."""
     bin_dir = str(Path(sys.executable).parent)
-    env = {
+    told = {name: os.environ[name] for name in REMEMBERED if os.environ.get(name)}
+    return told | {
         "MM_HOME": str(home.root),
         "MM_PANEL_PORT": str(ports.panel),
         "MM_GATE_PORT": str(ports.gate),
@@ -54,16 +56,13 @@ def environment(home: Home, ports: Ports) -> dict[str, str]:
         "MM_ENGINE_PORTS_FROM": str(ports.engines_from),
         "MM_BIND": bind_address(),
         "MM_GATE_HOST": bind_address(),
-        "MM_GATE_STOP_S": str(GATE_STOP_S),
+        "MM_GATE_STOP_S": str(_gate_stop_s()),
         "DJANGO_SETTINGS_MODULE": "mmadmin.settings",
         "PYTHONUNBUFFERED": "1",
         "PATH": os.pathsep.join(
             [bin_dir, *(p for p in os.get_exec_path() if p and p != bin_dir)],
         ),
     }
-    kept = ("MM_GATE_WORKERS", "MM_HOST_NAME", "MM_ALLOWED_HOSTS", "PUBLIC_ORIGIN")
-    kept += ("DATABASE_URL", "REDIS_URL")
-    return env | {name: os.environ[name] for name in kept if os.environ.get(name)}
 
 
 def services(home: Home, ports: Ports) -> list[Service]:
@@ -130,6 +129,10 @@ def _panel(home: Home, ports: Ports, env: Mapping[str, str]) -> ProgramSpec:
     )
 
 
+def _gate_stop_s() -> int:
+    return int(os.environ.get("MM_GATE_STOP_S") or GATE_STOP_S)
+
+
 def _gate(home: Home, env: Mapping[str, str]) -> ProgramSpec:
     return ProgramSpec(
         name="gate",
@@ -139,7 +142,8 @@ def _gate(home: Home, env: Mapping[str, str]) -> ProgramSpec:
         log=home.logs / "gate.log",
         startsecs=1,
         startretries=5,
-        stopwaitsecs=GATE_STOP_S + GATE_GRACE_S,
+        stopwaitsecs=_gate_stop_s() + GATE_GRACE_S,
+        kill_group=False,
         priority=20,
     )
 
@@ -160,6 +164,7 @@ def _worker(home: Home, env: Mapping[str, str]) -> ProgramSpec:
         startsecs=1,
         startretries=5,
         stopwaitsecs=WORKER_STOP_S,
+        stop_group=True,
         priority=30,
     )
 

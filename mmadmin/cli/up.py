@@ -19,7 +19,7 @@ from rich.markup import escape
 
 from mmadmin.cli import installation
 from mmadmin.cli.output import JsonFlag, console, emit_json, seconds_text, styled, table
-from mmadmin.core.errors import Unreachable
+from mmadmin.core.errors import NotFound, Unreachable
 from mmadmin.core.home import Home, Ports
 
 QUIET_S = 0.5
@@ -72,6 +72,12 @@ def up(
         console.print(f"mmadmin in [bold]{escape(str(home.root))}[/]{' (new)' if first else ''}")
     start_services(home, ports, restart=restart, quiet=as_json)
     admin = ensure_admin()
+    if admin.password and not as_json:  # said at once: what follows may be interrupted
+        console.print(
+            f"\npanel   [bold]{installation.panel_url(ports)}[/]\n"
+            f"login   [bold]{escape(admin.username)}[/], password [bold]{admin.password}[/]"
+            "  [yellow](shown only now)[/]"
+        )
     from mmadmin.cli import first_run  # noqa: PLC0415 (after Django is set up)
 
     outcome = first_run.run(home, ports, quiet=as_json) if demo else None
@@ -225,7 +231,10 @@ def status_of(home: Home, ports: Ports) -> dict[str, Any]:
 def _deployments() -> list[dict[str, Any]]:
     from mmadmin.cli.records import actor  # noqa: PLC0415
 
-    person = actor()
+    try:
+        person = actor()
+    except NotFound:  # not set up to the end: nobody could have deployed anything
+        return []
     from deployments import queries  # noqa: PLC0415
 
     return [

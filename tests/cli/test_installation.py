@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from mmadmin.cli import installation
+from mmadmin.cli.variables import REMEMBERED
 from mmadmin.core.errors import Conflict, InvalidInput
 from mmadmin.core.home import Home
 
@@ -15,7 +16,7 @@ from mmadmin.core.home import Home
 @pytest.fixture
 def clean_env(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """An environment without any of our settings."""
-    for name in [*installation.REMEMBERED, "MM_HOME"]:
+    for name in [*REMEMBERED, "MM_HOME"]:
         monkeypatch.delenv(name, raising=False)
     return monkeypatch
 

@@ -1,0 +1,95 @@
+"""Every variable of the environment that mmadmin reads: the one table.
+
+`mm up` remembers those that describe an installation, the docs are written from it, and a test
+fails when the code reads a variable that is not here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """One variable: what it is for and what holds without it."""
+
+    name: str
+    meaning: str
+    default: str
+    remembered: bool = True
+    """`mm up` writes it into `MM_HOME/settings.env`."""
+
+
+SECTIONS: dict[str, tuple[Variable, ...]] = {
+    "Places and ports": (
+        Variable("MM_HOME", "folder of all state", "`var/` of the checkout", remembered=False),
+        Variable("MM_PANEL_PORT", "port of the panel", "8000"),
+        Variable("MM_GATE_PORT", "port of the gate, the OpenAI API", "20000"),
+        Variable("MM_METRICS_PORT", "port of the gate's metrics and health", "gate's port + 1"),
+        Variable("MM_ENGINE_PORTS_FROM", "first port for engines", "gate's port + 1000"),
+        Variable("MM_BIND", "address that panel and gate listen on", "127.0.0.1"),
+        Variable("MM_HOST_NAME", "name of this machine among the hosts", "local"),
+    ),
+    "The panel": (
+        Variable("PUBLIC_ORIGIN", "where people find the panel: `https://mm.example.org`", ""),
+        Variable("MM_ALLOWED_HOSTS", "host names that the panel answers to, with commas", "`*`"),
+        Variable(
+            "MM_DEBUG",
+            "1 = Django's debug pages; never where others can reach it",
+            "0",
+            remembered=False,
+        ),
+    ),
+    "Grown up": (
+        Variable("DATABASE_URL", "a PostgreSQL database", "SQLite in `MM_HOME`"),
+        Variable("REDIS_URL", "a Redis or Valkey server", "the embedded one, on a Unix socket"),
+    ),
+    "The gate": (
+        Variable("MM_GATE_HOST", "address of the gate alone", "`MM_BIND`", remembered=False),
+        Variable("MM_METRICS_HOST", "address of metrics and health", "127.0.0.1"),
+        Variable("MM_GATE_WORKERS", "processes of the gate", "1"),
+        Variable("MM_GATE_BODY_LIMIT_MIB", "largest request body, MiB", "64"),
+        Variable("MM_GATE_SILENCE_S", "a stream silent for so long gets a comment, s", "10"),
+        Variable("MM_GATE_QUEUE_TIMEOUT_S", "longest wait in the queue, s", "300"),
+        Variable("MM_GATE_REQUEST_TIMEOUT_S", "longest request, s", "3600"),
+        Variable("MM_GATE_STOP_S", "streams may finish for so long at a stop, s", "120"),
+        Variable("MM_GATE_ACCESS_LOG", "0 = no line a request", "1"),
+        Variable("MM_GATE_SPOOL_FSYNC", "`always` = each event synced before its answer ends", ""),
+    ),
+    "Building": (
+        Variable("MM_SANDBOX", "how steps are shut in: bubblewrap, unshare or none", "the best"),
+        Variable("MM_JOBS", "compile jobs at the same time", "number of cores"),
+        Variable("MM_BUILDS_AT_ONCE", "builds at the same time on this host", "2"),
+        Variable("MM_STEP_TIME_S", "longest time of a program in a step, s", "1 day"),
+        Variable("MM_STEP_SILENCE_S", "longest silence of a program in a step, s", "2 hours"),
+        Variable("MM_STEP_LOG_BYTES", "largest log of a step, bytes", "64 MiB"),
+        Variable("MM_STEP_MEMORY_BYTES", "most memory of a program in a step, bytes", "no limit"),
+        Variable("HF_ENDPOINT", "another model hub", "huggingface.co", remembered=False),
+        Variable("HF_TOKEN", "token for gated repositories", "", remembered=False),
+    ),
+    "Secrets": (
+        Variable(
+            "MM_DJANGO_SECRET_KEY", "signs sessions", "file in `MM_HOME/secrets`", remembered=False
+        ),
+        Variable(
+            "MM_KEY_PEPPER", "HMAC of client keys", "file in `MM_HOME/secrets`", remembered=False
+        ),
+        Variable(
+            "MM_ENGINE_MASTER", "secrets of engines", "file in `MM_HOME/secrets`", remembered=False
+        ),
+    ),
+    "Tests": (
+        Variable(
+            "MM_TEST_CACHE", "keeps the engine of the tests", "~/.cache/mmadmin", remembered=False
+        ),
+    ),
+}
+
+OF_SECRETS = "Each of them may also be given as a file's path, in the same name with `_FILE`."
+
+VARIABLES: dict[str, Variable] = {
+    variable.name: variable for section in SECTIONS.values() for variable in section
+}
+REMEMBERED: dict[str, str] = {
+    name: variable.meaning for name, variable in VARIABLES.items() if variable.remembered
+}

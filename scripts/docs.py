@@ -1,0 +1,140 @@
+"""Write the docs that are read out of the code: commands, settings, the deployment file.
+
+.venv/bin/python scripts/docs.py            write them (`make docs`)
+.venv/bin/python scripts/docs.py --check    say which are stale; exit 1 then
+"""
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import typer.main
+
+from mmadmin.cli.main import app
+from mmadmin.cli.variables import OF_SECRETS, SECTIONS, Variable
+from mmadmin.core.catalog import engines
+from mmadmin.core.spec import describe_spec
+
+ROOT = Path(__file__).resolve().parent.parent
+NOTE = "<!-- Written by `make docs` from the code. -->\n"
+
+
+def cell(text: Any) -> str:
+    """Text for one cell of a table."""
+    return re.sub(r"\s+", " ", str(text)).replace("|", "\\|").strip()
+
+
+def setting_row(variable: Variable) -> str:
+    """One variable as a row."""
+    mark = "•" if variable.remembered else ""
+    meaning, default = cell(variable.meaning), cell(variable.default)
+    return f"| `{variable.name}` | {mark} | {meaning} | {default} |"
+
+
+def settings() -> str:
+    """docs/settings.md."""
+    lines = ["# Settings", "", NOTE]
+    lines += ["All settings are variables of the environment. `mm up` remembers those marked • in"]
+    lines += ["`MM_HOME/settings.env`; a variable that is set goes before what is remembered.", ""]
+    for section, variables in SECTIONS.items():
+        lines += [f"## {section}", "", "| variable | | what | without it |", "|---|---|---|---|"]
+        lines += [setting_row(variable) for variable in variables]
+        lines += ["", OF_SECRETS, ""] if section == "Secrets" else [""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def command_lines(command: Any, words: str) -> Iterator[str]:
+    """One command's heading, help, arguments and options; then its sub-commands'."""
+    if hasattr(command, "commands"):
+        for name, sub in command.commands.items():
+            yield from command_lines(sub, f"{words} {name}")
+        return
+    arguments = [p for p in command.params if p.param_type_name == "argument"]
+    shown = " ".join(
+        (p.metavar or p.name.upper()) if p.required else f"[{p.metavar or p.name.upper()}]"
+        for p in arguments
+    )
+    yield from (f"## {words} {shown}".rstrip(), "", (command.help or "").strip(), "")
+    options = [p for p in command.params if p.param_type_name == "option"]
+    rows = [
+        f"| `{', '.join([*p.opts, *p.secondary_opts])}` | {cell(p.help or '')} |"
+        for p in options
+        if p.name not in {"help"}
+    ]
+    if rows:
+        yield from ("| option | |", "|---|---|", *rows, "")
+
+
+def commands() -> str:
+    """docs/commands.md."""
+    root = typer.main.get_command(app)
+    lines = ["# Commands", "", NOTE, "Exit codes: 0 done, 1 failed (the reason and what to do are"]
+    lines += ["said), 2 wrong usage. Before the command's word: `--as USER` acts as that user.", ""]
+    return "\n".join([*lines, *command_lines(root, "mm")]).rstrip() + "\n"
+
+
+def field_rows(fields: list[Any]) -> Iterator[str]:
+    """A table of fields."""
+    yield from ("| field | kind | without it | what |", "|---|---|---|---|")
+    for field in fields:
+        kind = field["kind"]
+        if field.get("choices"):
+            kind = ", ".join(f"`{choice}`" for choice in field["choices"])
+        default = "**required**" if field["required"] else field.get("default")
+        shown = "" if default in (None, "", [], {}) else cell(default)
+        extra = f" Flag `{field['flag']}`." if field.get("flag") else ""
+        unit = f" ({field['unit']})" if field.get("unit") else ""
+        only = f" Only for {', '.join(field['only_for'])}." if field.get("only_for") else ""
+        words = cell(field["help"]) + unit + only + extra
+        yield f"| `{field['name']}` | {kind} | {shown} | {words} |"
+
+
+def deployment_file() -> str:
+    """docs/deployment-file.md."""
+    lines = ["# The deployment file", "", NOTE]
+    lines += [
+        "A TOML document. A field that is not here is refused, with the name that was meant.",
+        "",
+    ]
+    for kind in sorted(engines()):
+        description: Any = describe_spec(kind)
+        for section in description["sections"]:
+            name = section["name"]
+            if kind != sorted(engines())[0] and name != "serve":
+                continue
+            title = f"`[{name}]`" if name else "At the top"
+            title += f" of {kind}" if name == "serve" else ""
+            lines += [f"## {title}", "", section["help"], "", *field_rows(section["fields"]), ""]
+    lines += ["## Template patches", ""]
+    for kind, fields in describe_spec()["patches"].items():  # type: ignore[union-attr]
+        lines += [f"### `{kind}`", ""]
+        lines += [*field_rows(fields), ""] if fields else ["No fields.", ""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+PAGES = {
+    "docs/settings.md": settings,
+    "docs/commands.md": commands,
+    "docs/deployment-file.md": deployment_file,
+}
+
+
+def main() -> None:
+    """Write or compare."""
+    stale = []
+    for name, write in PAGES.items():
+        path, text = ROOT / name, write()
+        if path.exists() and path.read_text(encoding="utf-8") == text:
+            continue
+        stale.append(name)
+        if "--check" not in sys.argv:
+            path.write_text(text, encoding="utf-8")
+            print(f"wrote {name}")
+    if stale and "--check" in sys.argv:
+        sys.exit(f"stale: {', '.join(stale)}; run `make docs`")
+
+
+if __name__ == "__main__":
+    main()
