@@ -5,12 +5,19 @@ Collected by `mmadmin.host.facts`, or written by hand for a host that one only p
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from typing import Any
 
 from mmadmin.core.recipe import Json
+
+INSTRUCTION_SET = re.compile(
+    r"abm|adx|aes|amx_\w+|avx\w*|bmi[12]|f16c|fma4?|gfni|movbe|p?clmulqdq|popcnt|sha_ni|sse\w*|ssse3"
+    r"|vaes|vpclmulqdq|xop|asimd\w*|bf16|crc32|fphp|i8mm|neon|sha\d*|sm[34]\w*|sme\w*|sve\w*|svei8mm"
+)
+"""Names in the kernel's table that stand for instructions that a compiler may use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +73,13 @@ class HostFacts:
 
     @property
     def cpu_identity(self) -> str:
-        """Digest of what a CPU-native build depends on: architecture and instruction sets."""
-        text = "\n".join([self.arch, *self.cpu_features])
+        """Digest of what a CPU-native build depends on: architecture and instruction sets.
+
+        What a kernel says about clocks, mitigations and virtualization is left out: it changes
+        with the kernel, not with the CPU.
+        """
+        sets = [feature for feature in self.cpu_features if INSTRUCTION_SET.fullmatch(feature)]
+        text = "\n".join([self.arch, *sets])
         return sha256(text.encode()).hexdigest()[:16]
 
     def as_json(self) -> dict[str, Json]:

@@ -7,7 +7,7 @@ from the lock alone.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from mmadmin.core.errors import InvalidInput
@@ -39,6 +39,8 @@ class Lock:
     """Empty when there is none, or when it lies in the model's archive."""
     template: LockedFile | None = None
     """The template file of `template.source = "file"`."""
+    asked: Mapping[str, str] = field(default_factory=dict)
+    """Digest of what each part of the spec asked for: an unchanged question keeps its answer."""
     format: int = LOCK_FORMAT
 
     @property
@@ -104,6 +106,7 @@ def lock_as_json(lock: Lock) -> dict[str, Json]:
         "mmproj": [file_as_json(f) for f in lock.mmproj],
         "engine": file_as_json(lock.engine),
         "template": file_as_json(lock.template) if lock.template else None,
+        "asked": dict(lock.asked),
     }
 
 
@@ -120,6 +123,7 @@ def lock_from_json(data: Mapping[str, Any]) -> Lock:
             mmproj=tuple(_file(f) for f in data["mmproj"]),
             engine=_file(data["engine"]),
             template=_file(data["template"]) if data.get("template") else None,
+            asked={str(k): str(v) for k, v in data.get("asked", {}).items()},
         )
     except (KeyError, TypeError, ValueError) as error:
         raise InvalidInput(

@@ -8,20 +8,15 @@ from __future__ import annotations
 
 import os
 import platform
-import re
 import shutil
-import subprocess
 from pathlib import Path
 
 import psutil
 import pynvml
 
+from mmadmin.core.errors import ToolMissing
 from mmadmin.core.facts import GpuFacts, HostFacts
-
-TOOL_TIMEOUT_S = 20
-_CUDA_FOLDERS = ("/usr/local/cuda", "/opt/cuda")
-_NVCC = re.compile(r"release (\d+\.\d+)")
-_VERSION = re.compile(r"(\d+\.\d+\.\d+)")
+from mmadmin.host import compiler as toolchain
 
 
 def host_facts(store: Path | None = None) -> HostFacts:
@@ -40,7 +35,7 @@ def host_facts(store: Path | None = None) -> HostFacts:
         memory_total_bytes=memory.total,
         memory_available_bytes=memory.available,
         compiler=compiler(),
-        cuda=cuda_toolkit(),
+        cuda=toolchain.cuda_version(),
         driver=driver,
         gpus=gpus,
         disk_free_bytes=disk.free,
@@ -49,32 +44,11 @@ def host_facts(store: Path | None = None) -> HostFacts:
 
 
 def compiler() -> str:
-    """The C++ compiler that CMake would take, as `gcc-12.2.0`; empty = none."""
-    program = os.environ.get("CXX") or "g++"
-    for name in (program, "c++", "clang++"):
-        if shutil.which(name) is None:
-            continue
-        first = (_output([name, "--version"]) or " ").splitlines()[0]
-        version = _VERSION.search(first)
-        if version:
-            family = "clang" if "clang" in first.lower() else "gcc"
-            return f"{family}-{version[1]}"
-    return ""
-
-
-def cuda_toolkit() -> str:
-    """The CUDA toolkit's version, `12.8`; empty = none."""
-    found = shutil.which("nvcc")
-    candidates = [found] if found else []
-    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
-    folders = [home, *_CUDA_FOLDERS] if home else [*_CUDA_FOLDERS]
-    candidates += [f"{folder}/bin/nvcc" for folder in folders]
-    for nvcc in candidates:
-        if Path(nvcc).exists():
-            release = _NVCC.search(_output([nvcc, "--version"]))
-            if release:
-                return release[1]
-    return ""
+    """The C++ compiler that a build here would use, as `gcc-12.2.0`; empty = none."""
+    try:
+        return toolchain.compiler().label
+    except ToolMissing:
+        return ""
 
 
 def gpu_processes() -> dict[int, int]:
@@ -97,23 +71,6 @@ def gpu_processes() -> dict[int, int]:
 def _existing(path: Path) -> Path:
     """The nearest folder above that exists."""
     return next(p for p in [path.absolute(), *path.absolute().parents] if p.exists())
-
-
-def _output(argv: list[str]) -> str:
-    try:
-        done = subprocess.run(
-            argv,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            env={**os.environ, "LC_ALL": "C"},
-            timeout=TOOL_TIMEOUT_S,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout if done.returncode == 0 else ""
 
 
 def _cpu() -> tuple[str, tuple[str, ...]]:
