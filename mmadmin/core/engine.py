@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
+from mmadmin.core.facts import GpuFacts
 from mmadmin.core.fields import Field
+from mmadmin.core.model_shape import ModelShape
 from mmadmin.core.recipe import Json
 
 Options = Mapping[str, Json]
@@ -27,6 +29,8 @@ class ModelFacts:
     head_count: int = 0
     head_count_kv: int = 0
     metadata: Mapping[str, Json] = field(default_factory=dict)
+    shape: ModelShape | None = None
+    """Its dimensions and tensor table, where the header was read; the memory model wants it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +131,8 @@ class Engine(Protocol):
         """Refuse options that do not go with the built model (`InvalidSpec`)."""
         ...
 
-    def needs(self, model: ModelFacts, options: Options) -> Needs:
-        """Bytes per device, with the parts named."""
+    def needs(self, model: ModelFacts, options: Options, gpus: Sequence[GpuFacts] = ()) -> Needs:
+        """Bytes per device, with the parts named; `gpus` are those of the seat, in its order."""
         ...
 
     def launch(self, system: System, seat: Seat) -> LaunchSpec:

@@ -20,6 +20,7 @@ from typing import cast
 
 from mmadmin.core.engine import Needs, Options
 from mmadmin.core.errors import InvalidSpec
+from mmadmin.core.facts import GpuFacts
 from mmadmin.core.graph_memory import CUDA_ALIGNMENT, HOST_ALIGNMENT, peak_bytes
 from mmadmin.core.llama_graphs import Batch, worst_case
 from mmadmin.core.model_shape import ModelShape, Weight
@@ -70,6 +71,11 @@ class Device:
     total_bytes: int
     free_bytes: int
     name: str = ""
+
+
+def device_of(gpu: GpuFacts) -> Device:
+    """A host's GPU as the memory model needs it."""
+    return Device(gpu.architecture, gpu.memory_total_bytes, gpu.memory_free_bytes, gpu.name)
 
 
 @dataclass(frozen=True, slots=True)

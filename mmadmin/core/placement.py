@@ -18,7 +18,7 @@ from typing import Literal
 from mmadmin.core.engine import Needs
 from mmadmin.core.errors import DoesNotFit, InvalidSpec
 from mmadmin.core.facts import GpuFacts, HostFacts
-from mmadmin.core.memory import Calibration, Device, Prediction, RunShape, predict
+from mmadmin.core.memory import Calibration, Device, Prediction, RunShape, device_of, predict
 from mmadmin.core.model_shape import ModelShape
 from mmadmin.core.recipe import Json
 from mmadmin.core.rules import Case, Finding, Version, judge, version_of
@@ -186,7 +186,7 @@ def _on_devices(wanted: Wanted, host: HostView, gpus: Sequence[GpuFacts]) -> Can
     if verdict.refusals:
         first = verdict.refusals[0]
         return Refusal(host.name, first.words, first.remedy, verdict.findings)
-    devices = [_device(gpu) for gpu in gpus]
+    devices = [device_of(gpu) for gpu in gpus]
     try:
         prediction = predict(
             wanted.shape,
@@ -300,10 +300,6 @@ def _too_large(
     )
     remedy = found[0].words if found else "take a smaller quant, or a host with more memory"
     return Refusal(host.name, reason, remedy, prediction=prediction, suggestions=found)
-
-
-def _device(gpu: GpuFacts) -> Device:
-    return Device(gpu.architecture, gpu.memory_total_bytes, gpu.memory_free_bytes, gpu.name)
 
 
 def _with_host(case: Case, facts: HostFacts, gpus: Sequence[GpuFacts]) -> Case:

@@ -14,7 +14,9 @@ from typing import Literal, cast
 
 from mmadmin.core.engine import Engine, LaunchSpec, ModelFacts, Needs, Options, Probe, Seat, System
 from mmadmin.core.engines.llama_flags import BY_NAME, FILES, OURS, Flag, is_preset
+from mmadmin.core.facts import GpuFacts
 from mmadmin.core.fields import Field, refuse, suggestion
+from mmadmin.core.memory import RunShape, device_of, predict
 from mmadmin.core.recipe import Json
 
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
@@ -395,8 +397,11 @@ class LlamaServer:
                 remedy=f"use {trained} or less",
             )
 
-    def needs(self, model: ModelFacts, options: Options) -> Needs:
-        """Weights, K/V cache and a working allowance; shared out by the tensor split."""
+    def needs(self, model: ModelFacts, options: Options, gpus: Sequence[GpuFacts] = ()) -> Needs:
+        """By the memory model where the header is known, else weights, cache and an allowance."""
+        if model.shape is not None:
+            run = RunShape.from_options(options)
+            return predict(model.shape, run, [device_of(gpu) for gpu in gpus]).as_needs()
         tokens = (_int(options, "context", 0) or model.context_length) * _int(options, "slots", 1)
         per_head = model.embedding_length // max(model.head_count, 1)
         key = int(cast("int", model.metadata.get("key_length") or per_head))
