@@ -296,6 +296,9 @@ def _perform(
         inputs = {name: found.path for name, found in attempt.inputs.items()}
         try:
             recipe.build(thawed(derivation.params), inputs, staging.out, tools)
+        except DigestMismatch as error:
+            _keep(store, error)
+            raise
         except OSError as error:
             raise disk_full(error, doing=f"building {derivation.label}") or error from error
         known, sandbox = tools.known, tools.sandbox_level
@@ -329,6 +332,17 @@ def _perform(
     )
     on_event("built", sealed.name)
     return record(sealed.name)
+
+
+def _keep(store: Store, error: DigestMismatch) -> None:
+    """Keep what was fetched under its true digest: a corrected pin downloads nothing."""
+    path, actual = error.details.get("path"), error.details.get("actual")
+    if not isinstance(path, str) or not isinstance(actual, str):
+        return
+    file = Path(path)
+    mine = any(f in file.parents for f in (store.layout.staging, store.layout.downloads))
+    if mine and file.is_file():
+        store.keep_blob(file, actual)
 
 
 def _mismatch(attempt: _Attempt, entries: tuple[Entry, ...]) -> MmError:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from mmadmin.core.errors import StoreCorrupt
+from mmadmin.core.errors import DiskFull, StoreCorrupt
 
 SCHEMA_VERSION = 1
 BUSY_TIMEOUT_S = 60
@@ -127,8 +127,13 @@ class Index:
         try:
             yield
         except sqlite3.DatabaseError as error:
-            if isinstance(error, sqlite3.OperationalError) and "full" not in str(error):
-                raise
+            if isinstance(error, sqlite3.OperationalError):
+                if "full" not in str(error):
+                    raise
+                raise DiskFull(
+                    f"disk full while writing the store's index: {error}",
+                    remedy="free space with `mm store gc` and try again",
+                ) from error
             raise StoreCorrupt(
                 f"the store's index cannot be used: {error}",
                 remedy="rebuild it from the disk with `mm store reindex`",

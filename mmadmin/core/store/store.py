@@ -14,14 +14,14 @@ import sqlite3
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mmadmin.core.canonical import canonical, parse
 from mmadmin.core.derivation import Derivation
-from mmadmin.core.errors import DiskFull, InvalidDerivation, NotFound, StoreCorrupt
+from mmadmin.core.errors import InvalidDerivation, NotFound, StoreCorrupt
 from mmadmin.core.recipe import FixedFile
 from mmadmin.core.store import tree
 from mmadmin.core.store.disk import Disk, disk_full
@@ -126,9 +126,11 @@ class Root:
 class Staging:
     """A private attempt: what a step writes before it is sealed."""
 
-    def __init__(self, folder: Path, lease: Lease, inherit: tuple[int, ...]) -> None:
+    def __init__(self, store: Store, folder: Path, lease: Lease, inherit: tuple[int, ...]) -> None:
         self.folder = folder
         self.lease = lease
+        self._store = store
+        self._promises = ExitStack()
         self.inherit = inherit
         """Descriptors that programs should inherit (`pass_fds`): the locks outlive a kill."""
         self.sandbox = "none"
@@ -151,6 +153,38 @@ class Staging:
         Forgotten when the file is changed afterwards (size, mtime or inode).
         """
         self._known[os.path.abspath(path)] = (sha256, _fingerprint(path.stat()))  # noqa: PTH100
+
+    def reserve(self, size_bytes: int, *, wait_s: float = 0, on_wait: WaitHook = no_wait) -> None:
+        """Promise room for what this attempt will write, until it ends; raises `DiskFull`."""
+        self._promises.enter_context(
+            self._store.reserve(
+                size_bytes,
+                owner=self.lease.owner,
+                covers=self.folder,
+                wait_s=wait_s,
+                on_wait=on_wait,
+            )
+        )
+
+    def take(self, sha256: str, size: int, to: Path) -> bool:
+        """Link a file that the store has to `to` (a new path); False when it does not.
+
+        The file is shared with the store: it must not be written to.
+        """
+        blob = self._store.blob_path(sha256)
+        try:
+            if blob.stat().st_size != size:
+                return False
+        except FileNotFoundError:
+            return False
+        to.parent.mkdir(parents=True, exist_ok=True)
+        _link_or_copy(blob, to)
+        self.hashed(to, sha256)
+        return True
+
+    def close(self) -> None:
+        """Give back what was promised."""
+        self._promises.close()
 
     def known(self, path: Path, info: os.stat_result) -> str | None:
         """The digest that was told for the file as it is now."""
@@ -348,13 +382,14 @@ class Store:
     def staging(self, lease: Lease, *, inherit: tuple[int, ...] = ()) -> Iterator[Staging]:
         """A private attempt folder with an empty `out` and `scratch`; removed at the end."""
         folder = self.layout.staging / f"{lease.id}-{uuid.uuid4().hex[:8]}"
-        staging = Staging(folder, lease, inherit)
+        staging = Staging(self, folder, lease, inherit)
         staging.out.mkdir(parents=True)
         staging.scratch.mkdir()
         try:
             yield staging
         finally:
-            self.remove_tree(folder)
+            self.remove(folder)
+            staging.close()
 
     def sweep(self) -> None:
         """Clear away what dead processes left behind."""
@@ -362,7 +397,7 @@ class Store:
         living = {lease.id for lease in self.leases()}
         for folder in self.layout.staging.iterdir():
             if folder.name.rpartition("-")[0] not in living and _older_than_a_moment(folder):
-                self.remove_tree(folder)
+                self.remove(folder)
         self.disk.reservations()
 
     # --- bringing in ---------------------------------------------------------------------------
@@ -456,12 +491,6 @@ class Store:
             )
         except OSError as error:
             raise disk_full(error, doing=f"sealing {name}") or error from error
-        except sqlite3.OperationalError as error:
-            if "full" not in str(error):
-                raise
-            raise DiskFull(
-                f"disk full while recording {name}", remedy="free space with `mm store gc`"
-            ) from error
 
     def record(self, realisation: Realisation, derivation: Derivation | None = None) -> None:
         """Write down that a derivation produced an object that is here."""
@@ -771,22 +800,33 @@ class Store:
 
     def discard(self, path: Path) -> Path:
         """Take a path out of sight by one rename into the trash; returns where it went."""
-        target = self.layout.trash / f"{uuid.uuid4().hex}-{path.name}"[:255]
+        target = self.layout.trash / uuid.uuid4().hex
         if path.is_dir() and not path.is_symlink():
             path.chmod(0o755)  # moving a folder writes its ".."
         path.rename(target)
         return target
 
-    def remove_tree(self, folder: Path) -> None:
-        """Remove a folder that may hold read-only folders; nothing to do when it is gone."""
-        for root, folders, _ in os.walk(folder):
-            for name in folders:
-                path = Path(root) / name
-                if not path.is_symlink():
-                    path.chmod(0o755)
-        if folder.exists():
-            folder.chmod(0o755)
-            shutil.rmtree(folder)
+    def remove(self, folder: Path) -> None:
+        """Remove a folder for good; nothing to do when another process did."""
+        try:
+            target = self.discard(folder)
+        except FileNotFoundError:
+            return
+        unlink_tree(target)
+
+
+def unlink_tree(path: Path) -> None:
+    """Unlink a file or a folder that may hold read-only folders; the caller owns it alone."""
+    if not path.is_dir() or path.is_symlink():
+        path.unlink()
+        return
+    path.chmod(0o755)
+    for folder, names, _ in os.walk(path):
+        for name in names:
+            below = Path(folder) / name
+            if not below.is_symlink():
+                below.chmod(0o755)
+    shutil.rmtree(path)
 
 
 def _sidecar(found: StoreObject) -> dict[str, Any]:

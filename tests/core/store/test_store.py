@@ -1,0 +1,368 @@
+"""The store's promises: one inode a content, complete or absent, never edited."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mmadmin.core.errors import (
+    DiskFull,
+    InvalidInput,
+    NotFound,
+    StepFailed,
+    StoreCorrupt,
+)
+from mmadmin.core.recipe import FixedFile
+from mmadmin.core.store import Realisation, Store
+from mmadmin.core.store import store as store_module
+from tests.core.workshop import add, damage, in_child
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    """An empty store."""
+    return Store(tmp_path / "store", floor_bytes=0)
+
+
+def sha(data: bytes) -> str:
+    """Hex sha256."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def test_an_object_is_a_read_only_tree_of_links_into_blobs(store: Store) -> None:
+    """Modes, times, links and executable bits are canonical; bytes have one inode."""
+    found = add(
+        store,
+        "x",
+        {"bin/run*": b"#!", "lib/a": b"same", "lib/b": b"same", "run": "bin/run", "empty": b""},
+    )
+    assert damage(store) == []
+    assert found.path.name == f"{found.hash}-x"
+    assert found.size == 10
+    assert (found.path / "lib/a").samefile(found.path / "lib/b")
+    assert os.access(found.path / "bin/run", os.X_OK)
+    assert (found.path / "run").read_bytes() == b"#!"
+    assert [e.path for e in found.files] == [
+        "bin",
+        "bin/run",
+        "empty",
+        "lib",
+        "lib/a",
+        "lib/b",
+        "run",
+    ]
+    assert store.object(found.name) == found
+    assert list(store.objects()) == [found]
+
+
+def test_executable_and_plain_bytes_are_two_inodes(store: Store) -> None:
+    """The executable bit belongs to an inode, so it never leaks into another object."""
+    one = add(store, "x", {"f*": b"data"})
+    two = add(store, "y", {"f": b"data"})
+    assert one.hash != two.hash
+    assert damage(store) == []
+    assert store.has_blob(sha(b"data"))
+    assert store.has_blob(sha(b"data"), executable=True)
+
+
+def test_the_same_content_is_the_same_object(store: Store) -> None:
+    """Sealing again changes nothing and returns what is there; another name is another object."""
+    one = add(store, "x", {"a": b"1"})
+    before = one.path.stat()
+    assert add(store, "x", {"a": b"1"}) == one
+    assert one.path.stat() == before
+    other = add(store, "y", {"a": b"1"})
+    assert other.hash == one.hash
+    assert (other.path / "a").samefile(one.path / "a")
+
+
+def test_known_digests_are_not_computed_again(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that was hashed while it was written is not read; one that changed since is."""
+    read: list[str] = []
+    real = store_module.hash_file
+
+    def counting(path: Path, **options: Any) -> tuple[str, int]:
+        read.append(path.name)
+        return real(path, **options)
+
+    monkeypatch.setattr(store_module, "hash_file", counting)
+    with store.lease("t") as lease, store.staging(lease) as staging:
+        for name in ("told", "changed", "new"):
+            (staging.out / name).write_text(name)
+        staging.hashed(staging.out / "told", sha(b"told"))
+        staging.hashed(staging.out / "changed", sha(b"changed"))
+        (staging.out / "changed").write_text("longer than before")
+        found = store.seal(staging, "x")
+    assert sorted(read) == ["changed", "new"]
+    assert {e.path: e.sha256 for e in found.files}["changed"] == sha(b"longer than before")
+    assert damage(store) == []
+
+
+def test_ingest_copies_once_and_seals_without_reading(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A local file comes in hashed; sealing then only links."""
+    monkeypatch.setattr(store_module, "hash_file", None)
+    (tmp_path / "m.gguf").write_bytes(b"weights" * 1000)
+    with store.lease("t") as lease, store.staging(lease) as staging:
+        assert store.ingest(tmp_path / "m.gguf", staging, "sub/m.gguf") == sha(b"weights" * 1000)
+        found = store.seal(staging, "m")
+    assert (found.path / "sub/m.gguf").read_bytes() == b"weights" * 1000
+    assert damage(store) == []
+
+
+def test_fixed_objects_are_found_by_content(store: Store) -> None:
+    """An object whose files are pinned is found without a record of how it came."""
+    files = [FixedFile("a/b", sha(b"1"), 1), FixedFile("c", sha(b"22"), 2, executable=True)]
+    assert store.fixed(files, "x") is None
+    found = add(store, "x", {"a/b": b"1", "c*": b"22"})
+    assert store.fixed(files, "x") == found
+
+
+def test_bad_output_is_refused_and_nothing_stays(store: Store) -> None:
+    """An output that may not be an object is neither in the store nor in staging."""
+    with pytest.raises(StepFailed, match="leaves the object"):
+        add(store, "x", {"a": b"1", "bad": "/etc/passwd"})
+    assert list(store.objects()) == []
+    assert list(store.layout.staging.iterdir()) == []
+    assert list(store.layout.objects.iterdir()) == []
+
+
+def test_closures_follow_references(store: Store) -> None:
+    """The closure is the object and all that it needs, also indirectly."""
+    a = add(store, "a", {"f": b"a"})
+    b = add(store, "b", {"f": b"b"}, refs=[a.name])
+    c = add(store, "c", {"f": b"c"}, refs=[b.name])
+    assert store.closure(c.name) == sorted([a.name, b.name, c.name])
+    assert store.closure(a.name) == [a.name]
+    assert store.lost_reference(c.name) is None
+    with pytest.raises(NotFound):
+        store.closure(f"{'0' * 64}-none")
+
+
+def test_sealing_again_with_more_references_keeps_both(store: Store) -> None:
+    """References only grow: the collector errs towards keeping."""
+    a, b = add(store, "a", {"f": b"a"}), add(store, "b", {"f": b"b"})
+    add(store, "c", {"f": b"c"}, refs=[a.name])
+    both = add(store, "c", {"f": b"c"}, refs=[b.name])
+    assert both.refs == tuple(sorted([a.name, b.name]))
+    assert store.object(both.name) == both
+    store.reindex()
+    assert store.object(both.name) == both
+
+
+def test_a_path_without_a_row_is_garbage(store: Store) -> None:
+    """What a killed attempt left is not an object, and does not stand in the way."""
+    found = add(store, "x", {"a": b"1"})
+    with store.index.write() as index:
+        index.execute("DELETE FROM object")
+    (found.path / "a").unlink()
+    assert store.object(found.name) is None
+    assert add(store, "x", {"a": b"1"}).name == found.name
+    assert damage(store) == []
+
+
+def test_a_row_without_a_path_is_corrupt(store: Store) -> None:
+    """The store says so, with the remedy, instead of building over it."""
+    found = add(store, "x", {"a": b"1"})
+    found.path.rename(store.root / "elsewhere")
+    with pytest.raises(StoreCorrupt, match="mm store repair"):
+        store.object(found.name)
+
+
+def test_the_index_is_rebuilt_from_the_disk(store: Store) -> None:
+    """Without its index a store opens with all objects, references and realisations."""
+    a = add(store, "a", {"f": b"a", "run*": b"x", "l": "f"})
+    b = add(store, "b", {"f": b"b"}, refs=[a.name])
+    store.record(Realisation("1" * 64, "2" * 64, b.name, "bubblewrap", "h", 12, 34, "x.log"))
+    before = (list(store.objects()), store.realisation("1" * 64))
+    store.close()
+    for path in store.root.glob("index.sqlite3*"):
+        path.unlink()
+    again = Store(store.root, floor_bytes=0)
+    assert (list(again.objects()), again.realisation("1" * 64)) == before
+    assert again.realisations_of(b.name) == [before[1]]
+
+
+def test_a_damaged_index_is_said_in_words(store: Store) -> None:
+    """Bytes that are no database are an error with the remedy, not a traceback."""
+    store.close()
+    for path in store.root.glob("index.sqlite3*"):
+        path.unlink()
+    store.layout.index.write_bytes(b"not a database" * 100)
+    with pytest.raises(StoreCorrupt, match="mm store reindex"):
+        Store(store.root)
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda t: t[:-1],
+        lambda t: t.replace('"size":1', '"size":2'),
+        lambda t: t.replace('"f"', '"g"'),
+        lambda _: "{}",
+    ],
+)
+def test_a_damaged_sidecar_stops_the_reindex(store: Store, edit: Callable[[str], str]) -> None:
+    """A record that does not describe its object is never taken over."""
+    found = add(store, "x", {"f": b"1"})
+    sidecar = store.layout.sidecar(found.name)
+    sidecar.write_text(edit(sidecar.read_text()))
+    with pytest.raises(StoreCorrupt, match=r"damaged|describe|entry"):
+        store.reindex()
+    assert store.object(found.name) == found
+
+
+def test_realisations_need_their_object(store: Store) -> None:
+    """A record is answered while its object is here; a claim stays."""
+    found = add(store, "x", {"a": b"1"})
+    record = Realisation("1" * 64, "2" * 64, found.name)
+    store.record(record)
+    assert store.realisation("1" * 64) == record
+    assert store.realisation("3" * 64) is None
+    with store.index.write() as index:
+        index.execute("DELETE FROM object")
+    assert store.realisation("1" * 64) is None
+    assert store.claim("1" * 64) == record
+    with pytest.raises(NotFound):
+        store.record(record)
+
+
+def test_roots_say_what_is_kept_and_why(store: Store) -> None:
+    """Roots are files with reasons; keys may be any text; a root needs its object."""
+    found = add(store, "x", {"a": b"1"})
+    store.add_root("generation", "a/b ../1", found.name, "live since noon")
+    store.add_root("pin", "p", found.name, "asked by Alice")
+    store.add_root("pin", "p", found.name, "asked by Bob")
+    assert [(r.kind, r.key, r.reason) for r in store.roots()] == [
+        ("generation", "a/b ../1", "live since noon"),
+        ("pin", "p", "asked by Bob"),
+    ]
+    assert store.remove_root("pin", "p")
+    assert not store.remove_root("pin", "p")
+    with pytest.raises(NotFound):
+        store.add_root("pin", "q", f"{'0' * 64}-gone", "")
+    (path,) = store.layout.roots.glob("*/*.json")
+    path.write_text("{")
+    with pytest.raises(StoreCorrupt):
+        store.roots()
+
+
+def test_objects_move_between_stores(store: Store, tmp_path: Path) -> None:
+    """Linked on one file system, with references first; the same name comes out."""
+    a = add(store, "a", {"f": b"a", "bin/x*": b"x", "l": "f"})
+    b = add(store, "b", {"f": b"b"}, refs=[a.name])
+    other = Store(tmp_path / "other", floor_bytes=0)
+    with other.lease("t") as lease:
+        with pytest.raises(NotFound, match="needs"):
+            other.copy_object_from(store, b.name, lease)
+        for name in (a.name, b.name, a.name):
+            assert other.copy_object_from(store, name, lease).name == name
+        with pytest.raises(NotFound):
+            other.copy_object_from(store, f"{'0' * 64}-gone", lease)
+    assert damage(other) == []
+    assert other.closure(b.name) == store.closure(b.name)
+    assert (other.object_path(a.name) / "f").samefile(a.path / "f")
+
+
+def test_names_cannot_leave_the_store(store: Store) -> None:
+    """Object names and digests are checked before they become paths."""
+    for name in ("", "x", "../../etc", f"{'0' * 64}", f"{'0' * 64}-a/b", f"{'Z' * 64}-x"):
+        with pytest.raises(InvalidInput):
+            store.object_path(name)
+    with pytest.raises(InvalidInput):
+        store.blob_path("../../etc/passwd")
+
+
+def test_a_damaged_blob_is_replaced_by_a_good_one(store: Store) -> None:
+    """New content does not link to a blob whose size already shows that it is wrong."""
+    add(store, "x", {"a": b"good"})
+    blob = store.blob_path(sha(b"good"))
+    blob.unlink()
+    blob.write_bytes(b"cut")
+    found = add(store, "y", {"b": b"good"})
+    assert (found.path / "b").read_bytes() == b"good"
+    assert blob.read_bytes() == b"good"
+
+
+def test_too_many_links_make_a_new_inode(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file system's limit of links an inode is no error."""
+    add(store, "x", {"a": b"1"})
+    real = os.link
+
+    def limited(source: Any, target: Any, **options: Any) -> None:
+        if "staging" in str(target):
+            raise OSError(errno.EMLINK, "too many links")
+        real(source, target, **options)
+
+    monkeypatch.setattr(os, "link", limited)
+    found = add(store, "y", {"b": b"1"})
+    assert (found.path / "b").read_bytes() == b"1"
+    assert not (found.path / "b").samefile(store.blob_path(sha(b"1")))
+
+
+@pytest.mark.parametrize("where", ["link", "fsync", "rename", "index"])
+def test_a_full_disk_fails_cleanly_and_a_retry_works(
+    store: Store, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """ENOSPC at any step of the commit: a refusal in words, nothing visible, then success."""
+    with monkeypatch.context() as patch:
+
+        def full(*_: Any, **__: Any) -> None:
+            if where == "index":
+                raise sqlite3.OperationalError("database or disk is full")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        if where == "index":
+            patch.setattr(store_module, "_insert_object", full)
+        elif where == "rename":
+            patch.setattr(Path, "rename", _only_into_objects(full, Path.rename))
+        else:
+            patch.setattr(os, where, full)
+        with pytest.raises(DiskFull, match="full"):
+            add(store, "x", {"a": b"1", "d/b": b"2"})
+    assert list(store.objects()) == []
+    assert list(store.layout.staging.iterdir()) == []
+    assert store.leases() == []
+    add(store, "x", {"a": b"1", "d/b": b"2"})
+    assert damage(store) == []
+
+
+def _only_into_objects(full: Callable[..., None], real: Callable[..., Path]) -> Callable[..., Path]:
+    def rename(self: Path, target: Path) -> Path:
+        if "objects" in str(target):
+            full()
+        return real(self, target)
+
+    return rename
+
+
+def test_reading_a_store_as_another_user_needs_no_write(store: Store) -> None:
+    """Sealed folders cannot be changed by a plain user (root is not stopped by modes)."""
+    found = add(store, "x", {"d/a": b"1"})
+
+    def try_to_write() -> None:
+        os.setgid(65534)
+        os.setuid(65534)
+        for path in (found.path / "new", found.path / "d/new", found.path / "d/a"):
+            try:
+                path.write_text("x")
+            except PermissionError:
+                continue
+            os._exit(7)
+
+    for parent in (store.root, *store.root.parents):
+        if parent.stat().st_uid == os.getuid() and parent != Path("/"):
+            parent.chmod(parent.stat().st_mode | 0o055)
+    if os.getuid() != 0:
+        pytest.skip("becoming another user needs root")
+    assert in_child(try_to_write) == 0
