@@ -655,8 +655,8 @@ def _refuse(remote: Remote, part: _Part, sha256: str, found: str, folder: Path) 
         f"{remote.label}: the source has {what}; the pin says sha256 {sha256}",
         remedy="if the source was replaced on purpose, update the lock; its bytes are kept",
         expected=sha256,
-        found=found,
-        kept=(folder / f"{found}.part").name,
+        actual=found,
+        path=str(folder / f"{found}.part"),
     )
 
 

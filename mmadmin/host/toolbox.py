@@ -18,7 +18,6 @@ from typing import Protocol
 from mmadmin.core.errors import (
     Cancelled,
     DigestMismatch,
-    DiskFull,
     InvalidInput,
     SourceMissing,
     StepFailed,
@@ -39,8 +38,6 @@ from mmadmin.host.hub import Hub
 from mmadmin.host.process import Limits
 from mmadmin.host.sandbox import Sandbox, environment, level_from
 
-DISK_FLOOR = 256 << 20
-"""Bytes that a step leaves free on the store's disk."""
 STEP_LIMITS = Limits(time_s=6 * 3600, silence_s=3600, log_bytes=256 << 20)
 PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 """The folder that holds the package `mmadmin`."""
@@ -64,6 +61,14 @@ class Staging(Protocol):
         """Descriptors of locks that stay held until the step's last process is gone."""
         ...
 
+    def reserve(self, size_bytes: int) -> None:
+        """Promise room in the store until the attempt ends; raises `DiskFull`."""
+        ...
+
+    def take(self, sha256: str, size: int, to: Path) -> bool:
+        """Link a file that the store has already to `to`; False when it has not."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class HostConfig:
@@ -79,8 +84,6 @@ class HostConfig:
     """Folders that no step's program may see (secrets)."""
     policy: Policy = Policy()  # noqa: RUF009 (frozen)
     hub: Hub | None = None
-    reserve: Callable[[int], None] | None = None
-    """Claims room in the store; None = a plain look at the free space."""
 
     @classmethod
     def from_env(
@@ -232,7 +235,9 @@ class HostToolbox:
     def download(self, source: Source, to: Path, sha256: str, size: int) -> None:
         """Fetch a file by its digest; see the protocol."""
         self._check()
-        if isinstance(source, PathSource):
+        if self.staging.take(sha256, size, to):
+            self.log(f"{to.name}: the store has these bytes already")
+        elif isinstance(source, PathSource):
             self._copy(Path(source.path), to, sha256, size, source.path)
         elif isinstance(source, UrlSource) and source.url.startswith("file://"):
             path = Path(source.url.removeprefix("file://"))
@@ -243,17 +248,8 @@ class HostToolbox:
 
     def reserve(self, size_bytes: int) -> None:
         """Claim room on the store's disk; raises `DiskFull`."""
-        if self.config.reserve is not None:
-            self.config.reserve(size_bytes)
-            return
-        free = shutil.disk_usage(self.staging.out).free
-        if free < size_bytes + DISK_FLOOR:
-            raise DiskFull(
-                f"disk full: need {size_bytes} bytes and {DISK_FLOOR} to spare, have {free}",
-                remedy="free space on the store's disk, or move the store to a larger one",
-                need_bytes=size_bytes + DISK_FLOOR,
-                have_bytes=free,
-            )
+        self._check()
+        self.staging.reserve(size_bytes)
 
     def hashed(self, path: Path, sha256: str) -> None:
         """Note the digest of an output file; others (scratch) are of no interest."""
@@ -316,10 +312,10 @@ class HostToolbox:
             cancelled=self.cancelled,
         )
         if found != sha256:
-            to.unlink()
             raise DigestMismatch(
                 f"{label}: the file has sha256 {found}; the pin says {sha256}",
                 remedy="if it was replaced on purpose, update the lock",
                 expected=sha256,
-                found=found,
+                actual=found,
+                path=str(to),
             )

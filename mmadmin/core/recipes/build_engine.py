@@ -154,6 +154,7 @@ def configure_flags(options: Options, source: Path, build: Path) -> list[str]:
         "GGML_NATIVE": "ON" if options.native else "OFF",
         "GGML_CUDA": "ON" if options.backend == "cuda" else "OFF",
         "GGML_CCACHE": "OFF",
+        "GGML_OPENMP": "OFF",  # its own thread pool is as fast, and libgomp is no static library
         "LLAMA_CURL": "OFF",
         "LLAMA_OPENSSL": "OFF",
         "LLAMA_BUILD_TESTS": "OFF",

@@ -10,6 +10,7 @@ another source for the same bytes is no other object.
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -118,6 +119,15 @@ def _files(params: Params) -> list[tuple[FixedFile, Source]]:
     return files
 
 
+def _make_executable(file: Path) -> None:
+    """Set the bit; a file shared with the store is copied first."""
+    if file.stat().st_nlink > 1:
+        own = file.with_name(file.name + ".own")
+        shutil.copyfile(file, own)
+        own.replace(file)
+    file.chmod(0o755)
+
+
 class Fetch:
     """Pinned files in, the same files out."""
 
@@ -143,7 +153,7 @@ class Fetch:
             to = at_path(out, pinned.path)
             tools.download(source, to, pinned.sha256, pinned.size)
             if pinned.executable:
-                to.chmod(0o755)
+                _make_executable(to)
 
 
 RECIPE: Recipe = Fetch()

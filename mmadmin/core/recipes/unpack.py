@@ -309,7 +309,8 @@ def _take_members(
                 f"{entry.name} has sha256 {found}; the pin says {wanted.sha256}",
                 remedy="update the lock if the archive was replaced on purpose",
                 expected=wanted.sha256,
-                found=found,
+                actual=found,
+                path=str(writer.out / wanted.path),
             )
         del missing[wanted.member]
         if not missing:

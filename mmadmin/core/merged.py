@@ -1,0 +1,136 @@
+"""Is this one file really the merge of those shards? Every key, array and tensor byte says so.
+
+The merge tool checks none of its reads: a truncated shard merges with exit code 0 and the right
+size. So the merged file is read once, each tensor compared with its shard byte for byte, and the
+whole file hashed on the way (in a second thread), so that nobody needs to read it again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import BinaryIO, NoReturn
+
+from mmadmin.core.errors import InvalidModel
+from mmadmin.core.gguf_file import GgufHeader, Tensor, read_header
+from mmadmin.core.shards import SPLIT_KEYS, Shard
+
+CHUNK = 4 << 20
+REMEDY = "the merge went wrong: check the disk and memory of this host, then build again"
+
+
+def check_merged(
+    merged: Path, shards: Sequence[Shard], on_bytes: Callable[[int, int], None]
+) -> str:
+    """The sha256 of `merged`, once it is proven to be the merge of `shards`.
+
+    `on_bytes` gets (bytes done, bytes in all). Raises `InvalidModel` naming what differs.
+    """
+    header = read_header(merged)
+    _check_metadata(header, shards)
+    plan = _check_table(header, shards)
+    return _check_bytes(merged, header, plan, on_bytes)
+
+
+def _refuse(what: str) -> NoReturn:
+    raise InvalidModel(f"the merged file is not its shards: {what}", remedy=REMEDY)
+
+
+def _check_metadata(header: GgufHeader, shards: Sequence[Shard]) -> None:
+    first = shards[0].header
+    wanted = {key: value for key, value in first.metadata.items() if key not in SPLIT_KEYS}
+    found = {key: value for key, value in header.metadata.items() if key not in SPLIT_KEYS}
+    if lost := sorted(wanted.keys() - found.keys()):
+        _refuse(f"it lacks {', '.join(lost)}")
+    if extra := sorted(found.keys() - wanted.keys()):
+        _refuse(f"it has {', '.join(extra)}, which no shard has")
+    for key, value in wanted.items():
+        if header.types[key] != first.types[key] or repr(found[key]) != repr(value):
+            _refuse(f"its {key} differs")
+    if header.integer("split.count") not in (None, 0):
+        _refuse("it still claims to be one of several files")
+
+
+def _check_table(header: GgufHeader, shards: Sequence[Shard]) -> list[tuple[Tensor, Shard, Tensor]]:
+    """Merged tensor ↔ shard's tensor, in the merged file's order of bytes."""
+    where = {t.name: (shard, t) for shard in shards for t in shard.header.tensors}
+    if lost := sorted(where.keys() - header.by_name.keys()):
+        _refuse(f"it lacks {len(lost)} tensors, among them {lost[0]}")
+    if extra := sorted(header.by_name.keys() - where.keys()):
+        _refuse(f"it has {len(extra)} tensors too many, among them {extra[0]}")
+    pairs = []
+    for tensor in sorted(header.tensors, key=lambda one: one.offset):
+        shard, original = where[tensor.name]
+        if (tensor.shape, tensor.type) != (original.shape, original.type):
+            _refuse(f"its tensor {tensor.name} has another shape or type than in {shard.path.name}")
+        pairs.append((tensor, shard, original))
+    return pairs
+
+
+class _Hasher:
+    """sha256 in a second thread, with a bounded queue."""
+
+    def __init__(self) -> None:
+        self._pieces: queue.Queue[bytes] = queue.Queue(maxsize=8)
+        self._digest = hashlib.sha256()
+        self._thread = threading.Thread(target=self._work, name="sha256", daemon=True)
+        self._thread.start()
+
+    def update(self, piece: bytes) -> None:
+        if piece:
+            self._pieces.put(piece)
+
+    def close(self) -> str:
+        self._pieces.put(b"")
+        self._thread.join()
+        return self._digest.hexdigest()
+
+    def _work(self) -> None:
+        while piece := self._pieces.get():
+            self._digest.update(piece)
+
+
+def _check_bytes(
+    merged: Path,
+    header: GgufHeader,
+    pairs: Sequence[tuple[Tensor, Shard, Tensor]],
+    on_bytes: Callable[[int, int], None],
+) -> str:
+    files = {shard.path: shard.path.open("rb") for _tensor, shard, _original in pairs}
+    hasher = _Hasher()
+    at = 0
+    try:
+        with merged.open("rb") as stream:
+            for tensor, shard, original in pairs:
+                at += _hash(stream, hasher, tensor.offset - at)  # the gap before it
+                source = files[shard.path]
+                source.seek(original.offset)
+                left = tensor.size
+                while left:
+                    piece = stream.read(min(CHUNK, left))
+                    if not piece or piece != source.read(len(piece)):
+                        _refuse(f"its tensor {tensor.name} differs from {shard.path.name}")
+                    hasher.update(piece)
+                    left -= len(piece)
+                    at += len(piece)
+                    on_bytes(at, header.file_size)
+            _hash(stream, hasher, header.file_size - at)
+    finally:
+        digest = hasher.close()
+        for file in files.values():
+            file.close()
+    return digest
+
+
+def _hash(stream: BinaryIO, hasher: _Hasher, size: int) -> int:
+    left = size
+    while left > 0:
+        piece = stream.read(min(CHUNK, left))
+        if not piece:
+            _refuse("it ends early")
+        hasher.update(piece)
+        left -= len(piece)
+    return size

@@ -1,0 +1,60 @@
+"""`extract-template`: the chat template of a model, or one written in the spec, as a file.
+
+Either input `model` with params `{"file": "name.gguf"}`, or no inputs with params
+`{"text": "..."}`. Output: `chat_template.jinja`. The model is read by a limited child.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from mmadmin.core.errors import InvalidModel
+from mmadmin.core.model_check import ask
+from mmadmin.core.recipe import Determinism, FixedFile, Params, Recipe, Toolbox
+from mmadmin.core.recipe_params import fields, input_file, refuse, relative_path, text
+from mmadmin.core.shards import find_set
+
+OUTPUT = "chat_template.jinja"
+
+
+class ExtractTemplate:
+    """Model in, its template out."""
+
+    kind = "extract-template"
+    version = 1
+    determinism: Determinism = "bitwise"
+    refers_to_inputs = False
+
+    def check(self, params: Params) -> None:
+        """Refuse bad params in words."""
+        fields(params, self.kind, optional=("file", "text"))
+        if len(params) != 1:
+            refuse(self.kind, dict(params), "either file or text")
+        if "text" in params:
+            text(params, "text", self.kind)
+        else:
+            relative_path(text(params, "file", self.kind), f"{self.kind}.file")
+
+    def fixed_output(self, params: Params) -> Sequence[FixedFile] | None:
+        """Not known beforehand."""
+        del params
+        return None
+
+    def build(self, params: Params, inputs: Mapping[str, Path], out: Path, tools: Toolbox) -> None:
+        """Write the template's text."""
+        if "text" in params:
+            template: object = text(params, "text", self.kind)
+        else:
+            files = find_set(input_file(inputs, "model", text(params, "file", self.kind)))
+            template = ask(files, tools, template=True)["template"]
+            if not isinstance(template, str) or not template:
+                raise InvalidModel(
+                    f"{files[0].name} has no chat template",
+                    remedy='give one in the spec: template.source = "file" or "inline"',
+                )
+        (out / OUTPUT).write_text(str(template), encoding="utf-8", newline="")
+        tools.log(f"{len(str(template))} characters")
+
+
+RECIPE: Recipe = ExtractTemplate()

@@ -1,0 +1,92 @@
+"""`patch-template`: a chat template with patches that say what they change, shown by rendering.
+
+inputs: `template` (`chat_template.jinja`). params: `{"patches": [...]}`, each one of
+`{"kind": "set-default", "variable", "value"}`,
+`{"kind": "coerce-unknown", "variable", "allowed": [...], "value"}`,
+`{"kind": "replace", "old", "new"}`, `{"kind": "unified-diff", "diff"}`, or a named set:
+`{"kind": "reasoning-effort-lenient"}`.
+
+Output: `chat_template.jinja` and `rendering.json`: what each patch changes, in words, and a matrix
+of conversations rendered before and after with their differences. A patched template that does not
+render a plain conversation properly, or fails where the original did not, is no object. Templates
+run in a limited child only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from mmadmin.core.canonical import canonical
+from mmadmin.core.errors import StepFailed
+from mmadmin.core.recipe import Determinism, FixedFile, Json, Params, Recipe, Toolbox
+from mmadmin.core.recipe_params import fields, input_file, items, table
+from mmadmin.core.recipes.extract_template import OUTPUT
+from mmadmin.core.templates import (
+    LIMITS,
+    PatchFails,
+    apply_patches,
+    check_patches,
+    compare,
+    conversations,
+    describe,
+)
+
+REPORT = "rendering.json"
+
+
+class PatchTemplate:
+    """Template in, patched template and its rendering report out."""
+
+    kind = "patch-template"
+    version = 1
+    determinism: Determinism = "bitwise"
+    refers_to_inputs = False
+
+    def check(self, params: Params) -> None:
+        """Refuse bad params in words."""
+        fields(params, self.kind, required=("patches",))
+        check_patches(params["patches"], f"{self.kind}.patches")
+
+    def fixed_output(self, params: Params) -> Sequence[FixedFile] | None:
+        """Not known beforehand."""
+        del params
+        return None
+
+    def build(self, params: Params, inputs: Mapping[str, Path], out: Path, tools: Toolbox) -> None:
+        """Patch, render before and after, compare."""
+        patches = items(params, "patches", self.kind)
+        before = input_file(inputs, "template", OUTPUT).read_bytes().decode("utf-8")
+        after = apply_patches(before, patches, f"{self.kind}.patches")
+        changes = [describe(table(patch, self.kind)) for patch in patches]
+        for change in changes:
+            tools.log(change)
+        renders = _render({"before": before, "after": after}, tools)
+        rows = compare(renders["before"], renders["after"])
+        report: Json = {"format": 1, "changes": list(changes), "rows": rows}
+        (out / OUTPUT).write_text(after, encoding="utf-8", newline="")
+        (out / REPORT).write_bytes(canonical(report))
+        changed = [row for row in rows if table(row, "row")["changed"]]
+        tools.log(f"{len(changed)} of {len(rows)} conversations render otherwise than before")
+
+
+def _render(
+    templates: Mapping[str, str], tools: Toolbox
+) -> dict[str, Mapping[str, Mapping[str, Json]]]:
+    rows: dict[str, Json] = {**conversations()}
+    request: Json = {"templates": {**templates}, "rows": rows}
+    try:
+        answer = tools.python("mmadmin.core.template_render", request, limits=LIMITS)
+    except StepFailed as error:
+        raise PatchFails(
+            f"the template cannot be rendered safely: it {error.message}",
+            remedy="do not use this template: rendering a conversation takes milliseconds",
+        ) from error
+    renders = table(table(answer, "answer")["renders"], "renders")
+    return {
+        name: {row: table(value, row) for row, value in table(renders[name], name).items()}
+        for name in templates
+    }
+
+
+RECIPE: Recipe = PatchTemplate()

@@ -1,0 +1,61 @@
+"""`system`: what a generation runs, as a manifest; it copies no weights.
+
+inputs: `engine`, `model`, `report`, and where they are `template` and `mmproj`. params:
+`{"engine_kind", "alias", "model_file", "template_file"|null, "mmproj_file"|null, "options"}`.
+Output: `manifest.json` (see `mmadmin.core.system`), which names its inputs by their store names:
+the store keeps them alive with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from mmadmin.core.canonical import canonical
+from mmadmin.core.recipe import Determinism, FixedFile, Params, Recipe, Toolbox
+from mmadmin.core.recipe_params import fields, input_file, input_folder, relative_path, table, text
+from mmadmin.core.system import MANIFEST, write_manifest
+
+FILES = {"model": "model_file", "template": "template_file", "mmproj": "mmproj_file"}
+
+
+class SystemRecipe:
+    """Engine, model, template and options in, a manifest out."""
+
+    kind = "system"
+    version = 1
+    determinism: Determinism = "bitwise"
+    refers_to_inputs = True
+
+    def check(self, params: Params) -> None:
+        """Refuse bad params in words."""
+        fields(
+            params,
+            self.kind,
+            required=("engine_kind", "alias", "model_file", "options"),
+            optional=("template_file", "mmproj_file"),
+        )
+        text(params, "engine_kind", self.kind)
+        text(params, "alias", self.kind)
+        table(params["options"], "system.options")
+        for field in FILES.values():
+            if params.get(field) is not None or field == "model_file":
+                relative_path(text(params, field, self.kind), f"system.{field}")
+
+    def fixed_output(self, params: Params) -> Sequence[FixedFile] | None:
+        """Not known beforehand."""
+        del params
+        return None
+
+    def build(self, params: Params, inputs: Mapping[str, Path], out: Path, tools: Toolbox) -> None:
+        """Check that every named file is there, and write the manifest."""
+        input_folder(inputs, "engine")
+        for name, field in FILES.items():
+            if params.get(field) is not None:
+                input_file(inputs, name, text(params, field, self.kind))
+        manifest = write_manifest(params, inputs)
+        (out / MANIFEST).write_bytes(canonical(manifest))
+        tools.log(f"{params['alias']} on {params['engine_kind']}")
+
+
+RECIPE: Recipe = SystemRecipe()
