@@ -288,7 +288,13 @@ class Activation(Job):
     mode = models.CharField(max_length=16, blank=True)
     """overlap or swap, once known."""
     phase = models.CharField(max_length=32, blank=True)
-    """The step that it is in."""
+    """The step that it is in; a resumed activation goes on there."""
+    undoing = models.BooleanField(default=False)
+    """True once it failed and only puts back what was: `error` says why."""
+    max_attempts = models.PositiveIntegerField(default=10)
+    """Of the attempts, only the first few go forward; the others may still put things back."""
+    snapshot_version = models.BigIntegerField(default=0)
+    """The snapshot with which it last changed the route: drains wait for it."""
     phases = models.JSONField(default=list)
     """`[{"phase", "started", "ended"}]`: durations for the history."""
     reason = models.TextField(blank=True)
@@ -318,7 +324,7 @@ class ReplicaState(models.TextChoices):
 class Replica(models.Model):
     """A running engine process of a generation, on a host and a port."""
 
-    uid = models.CharField(max_length=64, unique=True)
+    uid = models.CharField(max_length=96, unique=True)
     """Also the supervisor's program name, and what its secret is derived from."""
     generation = models.ForeignKey(Generation, on_delete=models.CASCADE, related_name="replicas")
     host = models.ForeignKey(Host, on_delete=models.PROTECT, related_name="replicas")

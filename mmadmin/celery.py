@@ -46,6 +46,11 @@ app.conf.update(
         "visibility_timeout": VISIBILITY_TIMEOUT_S,
         "socket_connect_timeout": 2,
         "socket_timeout": 30,
+        # a sender never waits for a broker that is down: the sweeper sends later
+        "max_retries": 1,
+        "interval_start": 0,
+        "interval_step": 0.05,
+        "interval_max": 0.1,
     },
     result_backend=None,
     task_ignore_result=True,

@@ -99,6 +99,12 @@ REDIS_URL = os.environ.get("REDIS_URL") or HOME.broker_url
 HOST_NAME = os.environ.get("MM_HOST_NAME", "local")
 """The host that this machine's worker works for."""
 
+BUILDS_AT_ONCE = int(os.environ.get("MM_BUILDS_AT_ONCE") or 2)
+"""Builds that may run at once on a host; more wait in the queue."""
+
+MACHINE = "deployments.jobs.machine.Machine"
+"""The class with which jobs touch the machine; tests put another in its place."""
+
 USE_TZ = True
 TIME_ZONE = "UTC"
 LANGUAGE_CODE = "en"

@@ -12,3 +12,6 @@ from mmadmin.settings import *  # noqa: F403
 
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 ALLOWED_HOSTS = ["*"]
+if DATABASES["default"]["ENGINE"] == "django.db.backends.sqlite3":  # noqa: F405
+    # a file, not memory: jobs are tested with threads and processes of their own
+    DATABASES["default"]["TEST"] = {"NAME": str(HOME.root / "test.sqlite3")}  # noqa: F405

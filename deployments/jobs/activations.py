@@ -1,0 +1,504 @@
+"""Making a generation live: a durable walk through phases, each of them repeatable.
+
+    overlap  preflight → start → probe → flip → drain → stop → retire
+    swap     preflight → hold → drain → stop → start → probe → flip → retire
+    stop     flip → drain → stop → retire
+    undo     unstart (overlap), unstart → restart → reprobe → reopen (swap)
+
+The phase is written before it begins. A worker that is killed in it leaves a row that says where
+to go on, and every phase looks at what is already so before it acts. Nothing is taken down before
+its successor has proved itself, except in a swap, where memory forces it; there the old
+generation comes back when the new one fails. After the flip an activation only finishes.
+
+Effects on engines go through `Hands`, so that this walk is tested without any.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import Any, Protocol
+
+from django.conf import settings
+from django.db import IntegrityError
+from django.utils import timezone
+
+from deployments import feed
+from deployments.jobs import gates, lease, states
+from deployments.jobs.recorder import Ended, Recorder
+from deployments.models import (
+    Activation,
+    ActivationKind,
+    Deployment,
+    Generation,
+    Replica,
+    ReplicaState,
+    Transition,
+)
+from mmadmin.core.engine import LaunchSpec, Seat
+from mmadmin.core.errors import Conflict, LeaseLost, MmError, Unreachable
+from mmadmin.core.lifecycle import GenerationState
+from mmadmin.core.recipe import Json
+from mmadmin.core.spec import ActivationSpec, parse_spec
+
+log = logging.getLogger(__name__)
+
+OVERLAP = ("preflight", "start", "probe", "flip", "drain", "stop", "retire")
+SWAP = ("preflight", "hold", "drain", "stop", "start", "probe", "flip", "retire")
+STOP = ("flip", "drain", "stop", "retire")
+UNDO_OVERLAP = ("unstart",)
+UNDO_SWAP = ("unstart", "restart", "reprobe", "reopen")
+
+PATIENCE_S = 120
+"""How long a phase waits for a supervisor or broker that does not answer."""
+FLIP_SEEN_S = 10
+"""How long the gates get to take up a route; they also read it from the file."""
+PORTS = 1000
+ACTIVE_REPLICA = (
+    ReplicaState.STARTING,
+    ReplicaState.PROBING,
+    ReplicaState.READY,
+    ReplicaState.DRAINING,
+)
+FORWARD_ATTEMPTS = 3
+"""A walk that lost its worker so often before the flip goes back."""
+
+
+class Hands(Protocol):
+    """What an activation does to engines. Every method may be called again after a crash."""
+
+    def preflight(self, generation: Generation) -> None:
+        """Raise unless the generation's closure is intact and its engine could start here."""
+        ...
+
+    def fits_beside(self, generation: Generation, running: Generation) -> bool:
+        """True when there is memory for both at once; raises `DoesNotFit` if not even alone."""
+        ...
+
+    def launch(self, generation: Generation, seat: Seat) -> LaunchSpec:
+        """The command that starts a replica in that seat."""
+        ...
+
+    def port_is_free(self, port: int) -> bool:
+        """True when nothing listens on the port of this machine."""
+        ...
+
+    def start(self, replica: Replica, launch: LaunchSpec) -> None:
+        """Put the engine under the supervisor, unless it runs already."""
+        ...
+
+    def wait_ready(
+        self,
+        replica: Replica,
+        launch: LaunchSpec,
+        *,
+        deadline_s: int,
+        on_progress: Callable[[str], None],
+        check: Callable[[], None],
+    ) -> Mapping[str, Json]:
+        """Wait until the engine has proved itself; returns the probe report."""
+        ...
+
+    def process(self, replica: Replica) -> tuple[int, float] | None:
+        """Pid and start time of the running engine."""
+        ...
+
+    def stop(self, replica: Replica) -> None:
+        """End the engine's whole group; returns when port and memory are free."""
+        ...
+
+
+def walk(recorder: Recorder[Activation], hands: Hands) -> None:
+    """Go through the phases that are left. Raises what the activation failed of, once undone."""
+    Walk(recorder, hands).run()
+
+
+class Walk:
+    """One attempt at an activation."""
+
+    def __init__(self, recorder: Recorder[Activation], hands: Hands) -> None:
+        self.recorder = recorder
+        self.hands = hands
+        self.activation = Activation.objects.select_related(
+            "deployment__host", "target__deployment", "previous__deployment", "host"
+        ).get(pk=recorder.job.pk)
+        self.activation.fence = recorder.job.fence
+        recorder.job = self.activation
+        self.deployment: Deployment = self.activation.deployment
+
+    # --- order
+
+    def run(self) -> None:
+        """All that is left, forward or back."""
+        if not self.activation.undoing:
+            try:
+                self._check_attempts()
+                self._forward()
+            except LeaseLost:
+                raise
+            except Exception as error:
+                if self._is_beyond_return():
+                    raise
+                self._begin_undo(error)
+            else:
+                return
+        self._undo()
+        raise Ended(self.activation.error or {})
+
+    def _sequence(self) -> tuple[str, ...]:
+        if self.activation.kind == ActivationKind.STOP:
+            return STOP
+        return SWAP if self.activation.mode == "swap" else OVERLAP
+
+    def _is_beyond_return(self) -> bool:
+        """True once the route has changed: the rest can only be finished."""
+        live = Deployment.objects.values_list("live", flat=True).get(pk=self.deployment.pk)
+        return live == (self.activation.target.pk if self.activation.target else None)
+
+    def _check_attempts(self) -> None:
+        if self.activation.attempts > FORWARD_ATTEMPTS and not self._is_beyond_return():
+            raise lease.KILLED
+
+    def _forward(self) -> None:
+        phase = self.activation.phase or self._sequence()[0]
+        while True:
+            if phase == "flip":
+                self.recorder.ignore_cancel()
+            self._do(phase)
+            sequence = self._sequence()  # known only after the preflight
+            position = sequence.index(phase) + 1
+            if position == len(sequence):
+                return
+            phase = sequence[position]
+
+    def _undo(self) -> None:
+        self.recorder.ignore_cancel()
+        sequence = UNDO_SWAP if self._must_restore() else UNDO_OVERLAP
+        phase = self.activation.phase
+        for name in sequence[sequence.index(phase) if phase in sequence else 0 :]:
+            self._do(name)
+
+    def _must_restore(self) -> bool:
+        return self.activation.mode == "swap" and self.activation.previous is not None
+
+    def _begin_undo(self, error: Exception) -> None:
+        if isinstance(error, MmError):
+            as_json = error.as_json()
+        else:
+            log.error("activation %s", self.activation.pk, exc_info=error)
+            as_json = {
+                "code": "errored",
+                "message": f"an error in mmadmin itself: {type(error).__name__}: {error}",
+                "remedy": "see the worker's log for the traceback, and report it",
+                "details": {},
+            }
+        self.recorder.log(f"failed: {states.words(as_json)}")
+        lease.write(self.activation, undoing=True, error=as_json, phase="unstart")
+
+    def _do(self, phase: str) -> None:
+        """Enter a phase and do it, patient with a supervisor that is being restarted."""
+        self.recorder.check()
+        self._enter(phase)
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                getattr(self, f"_{phase}")()
+            except Unreachable as error:
+                if time.monotonic() > deadline:
+                    raise
+                self.recorder.log(f"{phase}: {error}; trying again")
+                self.recorder.wait(1)
+            else:
+                return
+
+    def _enter(self, phase: str) -> None:
+        now = timezone.now().isoformat()
+        phases = [dict(entry) for entry in self.activation.phases]
+        if not phases or phases[-1]["phase"] != phase:
+            if phases:
+                phases[-1]["ended"] = now
+            phases.append({"phase": phase, "started": now, "ended": None})
+        lease.write(self.activation, phase=phase, phases=phases)
+        lease.announce(self.activation)
+        self.recorder.log(f"--- {phase}")
+
+    # --- phases
+
+    def _preflight(self) -> None:
+        """Look whether all is there and whether there is room: overlap or swap."""
+        target = self._target()
+        self.hands.preflight(target)
+        wanted = self._options().mode
+        old = self.activation.previous
+        mode = "overlap"
+        if old is not None and self._replicas(old):
+            fits = wanted != "swap" and self.hands.fits_beside(target, old)
+            if not fits and wanted == "overlap":
+                raise Conflict(
+                    f"there is no memory for {target.uid} beside {old.uid}",
+                    remedy='set activation.mode to "auto" or "swap"',
+                )
+            mode = "overlap" if fits else "swap"
+        lease.write(self.activation, mode=mode)
+        self.recorder.log(f"{mode}: {target.uid} after {old.uid if old else 'nothing'}")
+
+    def _hold(self) -> None:
+        """New requests wait at the gates while there is no engine."""
+        hold_s = self._options().hold_s + self._load_deadline_s(self._target())
+        self._route(hold_until=timezone.now() + timedelta(seconds=hold_s))
+
+    def _start(self) -> None:
+        """A seat and a process for the target."""
+        target = self._target()
+        with lease.fenced(self.activation):
+            states.advance(target.pk, GenerationState.STARTING, **self._by())
+        self._start_replica(target)
+
+    def _probe(self) -> None:
+        """The engine shows that it is what it should be."""
+        target = self._target()
+        with lease.fenced(self.activation):
+            states.advance(target.pk, GenerationState.PROBING, **self._by())
+        report = self._prove(self._replica_of(target), target)
+        with lease.fenced(self.activation):
+            Generation.objects.filter(pk=target.pk).update(probe_report=report)
+
+    def _flip(self) -> None:
+        """From here on the gates route to the target."""
+        target, old = self.activation.target, self.activation.previous
+        with lease.fenced(self.activation):
+            expected = [old.pk if old else None, target.pk if target else None]
+            live = Deployment.objects.values_list("live", flat=True).get(pk=self.deployment.pk)
+            if live not in expected:
+                raise Conflict(
+                    f"{self.deployment.name} was changed by someone else meanwhile",
+                    remedy="look at its history and try again",
+                )
+            Deployment.objects.filter(pk=self.deployment.pk).update(live=target, hold_until=None)
+            if target is not None:
+                states.advance(target.pk, GenerationState.LIVE, **self._by())
+            if old is not None:
+                self._old_drains(old)
+        self._publish()
+
+    def _drain(self) -> None:
+        """Requests of the old generation end by themselves, for so long."""
+        old = self.activation.previous
+        if old is None:
+            return
+        with lease.fenced(self.activation):
+            self._old_drains(old)
+        self._publish()
+        timeout_s = self._options().drain_timeout_s
+        idle = gates.wait_idle(
+            old.uid,
+            self.activation.snapshot_version,
+            timeout_s=timeout_s,
+            sleep=self.recorder.wait,
+        )
+        self.recorder.log(
+            f"{old.uid} is idle" if idle else f"{old.uid} is still busy after {timeout_s} s: cut"
+        )
+
+    def _stop(self) -> None:
+        """The old generation's engines end."""
+        if self.activation.previous is not None:
+            self._stop_replicas(self.activation.previous)
+
+    def _retire(self) -> None:
+        """The old generation stays in the store, ready to come back."""
+        old = self.activation.previous
+        if old is None:
+            return
+        with lease.fenced(self.activation):
+            states.advance(
+                old.pk,
+                GenerationState.RETIRED,
+                only_from=(GenerationState.DRAINING,),
+                **self._by(),
+            )
+
+    # --- phases of the way back
+
+    def _unstart(self) -> None:
+        """Nothing of the target runs on."""
+        target = self.activation.target
+        if target is None:
+            return
+        self._stop_replicas(target)
+        error = self.activation.error or {}
+        cancelled = error.get("code") == "cancelled"
+        after = GenerationState.FAILED
+        if cancelled:
+            was_live = Transition.objects.filter(generation=target, after=GenerationState.LIVE)
+            after = GenerationState.RETIRED if was_live.exists() else GenerationState.BUILT
+        with lease.fenced(self.activation):
+            started = (GenerationState.STARTING, GenerationState.PROBING)
+            not_begun = (GenerationState.BUILT, GenerationState.RETIRED)
+            states.advance(
+                target.pk,
+                after,
+                only_from=started if cancelled else started + not_begun,
+                actor_id=self.activation.actor_id,
+                reason=states.words(error),
+            )
+
+    def _restart(self) -> None:
+        """The old generation's engine, back in a seat."""
+        old = self._old()
+        with lease.fenced(self.activation):
+            Deployment.objects.filter(pk=self.deployment.pk, live=self.activation.target).update(
+                live=old
+            )
+        hold_s = self._options().hold_s + self._load_deadline_s(old)
+        self._route(hold_until=timezone.now() + timedelta(seconds=hold_s))
+        self._start_replica(old)
+
+    def _reprobe(self) -> None:
+        """The old generation proves itself again."""
+        old = self._old()
+        for replica in self._replicas(old):
+            self._prove(replica, old)
+
+    def _reopen(self) -> None:
+        """Held requests go on, to the old generation."""
+        old = self._old()
+        with lease.fenced(self.activation):
+            states.advance(
+                old.pk,
+                GenerationState.LIVE,
+                only_from=(GenerationState.DRAINING,),
+                reason="restored",
+            )
+        self._route(hold_until=None)
+
+    # --- parts
+
+    def _by(self) -> dict[str, Any]:
+        return {"actor_id": self.activation.actor_id, "reason": self.activation.reason}
+
+    def _target(self) -> Generation:
+        assert self.activation.target is not None  # noqa: S101 (only a stop has none)
+        return self.activation.target
+
+    def _old(self) -> Generation:
+        assert self.activation.previous is not None  # noqa: S101 (checked by _must_restore)
+        return self.activation.previous
+
+    def _options(self) -> ActivationSpec:
+        generation = self.activation.target or self._old()
+        return parse_spec(generation.spec_toml).activation
+
+    def _old_drains(self, old: Generation) -> None:
+        states.advance(
+            old.pk, GenerationState.DRAINING, only_from=(GenerationState.LIVE,), **self._by()
+        )
+        Replica.objects.filter(generation=old, state=ReplicaState.READY).update(
+            state=ReplicaState.DRAINING
+        )
+
+    def _route(self, *, hold_until: Any) -> None:
+        with lease.fenced(self.activation):
+            Deployment.objects.filter(pk=self.deployment.pk).update(hold_until=hold_until)
+        self._publish()
+
+    def _publish(self) -> None:
+        version = feed.publish_snapshot(force=False)
+        lease.write(self.activation, snapshot_version=version)
+        if not gates.wait_seen(version, timeout_s=FLIP_SEEN_S, sleep=self.recorder.wait):
+            self.recorder.log(f"not every gate has told that it knows version {version}")
+
+    def _replicas(self, generation: Generation) -> list[Replica]:
+        return list(
+            Replica.objects.filter(
+                generation=generation, host=self.activation.host, state__in=ACTIVE_REPLICA
+            ).select_related("generation__deployment", "host")
+        )
+
+    def _replica_of(self, generation: Generation) -> Replica:
+        found = self._replicas(generation)
+        if not found:
+            raise Conflict(f"{generation.uid} has no replica", remedy="activate it again")
+        return found[0]
+
+    def _start_replica(self, generation: Generation) -> None:
+        found = self._replicas(generation)
+        replica = found[0] if found else self._seat(generation)
+        launch = self.hands.launch(generation, seat_of(replica))
+        self.recorder.log(f"{replica.uid} on port {replica.port}")
+        Replica.objects.filter(pk=replica.pk).update(
+            launch={"argv": list(launch.argv), "env": dict(launch.env)},
+            slots=launch.probe.slots,
+            context_per_slot=launch.probe.context_per_slot,
+        )
+        self.hands.start(replica, launch)
+
+    def _seat(self, generation: Generation) -> Replica:
+        """A replica row with a free port: the database decides between two that want it."""
+        host = self.activation.host
+        taken = set(
+            Replica.objects.filter(host=host, state__in=ACTIVE_REPLICA).values_list(
+                "port", flat=True
+            )
+        )
+        first = settings.PORTS.engines_from
+        for port in range(first, first + PORTS):
+            if port in taken or not self.hands.port_is_free(port):
+                continue
+            try:
+                with lease.fenced(self.activation):
+                    return Replica.objects.create(
+                        uid=f"{self.deployment.name}.{generation.number}.{secrets.token_hex(4)}",
+                        generation=generation,
+                        host=host,
+                        port=port,
+                        activation=self.activation,
+                    )
+            except IntegrityError:
+                continue
+        raise Conflict(
+            f"no free port for an engine from {first} to {first + PORTS - 1}",
+            remedy="stop what listens there, or set MM_ENGINE_PORTS_FROM",
+        )
+
+    def _prove(self, replica: Replica, generation: Generation) -> Mapping[str, Json]:
+        launch = self.hands.launch(generation, seat_of(replica))
+        Replica.objects.filter(pk=replica.pk, state=ReplicaState.STARTING).update(
+            state=ReplicaState.PROBING
+        )
+        try:
+            report = self.hands.wait_ready(
+                replica,
+                launch,
+                deadline_s=self._load_deadline_s(generation),
+                on_progress=self.recorder.log,
+                check=self.recorder.check,
+            )
+        finally:
+            process = self.hands.process(replica)
+            if process is not None:
+                Replica.objects.filter(pk=replica.pk).update(pid=process[0], pid_started=process[1])
+        with lease.fenced(self.activation):
+            Replica.objects.filter(pk=replica.pk).update(state=ReplicaState.READY, error="")
+        return report
+
+    def _load_deadline_s(self, generation: Generation) -> int:
+        wanted = parse_spec(generation.spec_toml).activation.load_deadline_s
+        return wanted or self.hands.launch(generation, Seat("127.0.0.1", 1)).load_deadline_s
+
+    def _stop_replicas(self, generation: Generation) -> None:
+        for replica in self._replicas(generation):
+            self.hands.stop(replica)
+            with lease.fenced(self.activation):
+                Replica.objects.filter(pk=replica.pk).update(
+                    state=ReplicaState.STOPPED, stopped_at=timezone.now(), pid=None
+                )
+            self.recorder.log(f"{replica.uid} has ended")
+
+
+def seat_of(replica: Replica) -> Seat:
+    """Where a replica sits."""
+    return Seat(host="127.0.0.1", port=replica.port)

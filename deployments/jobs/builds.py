@@ -1,0 +1,331 @@
+"""A build: spec → lock → graph → plan → objects → a system that can go live.
+
+Each part leaves its result in the record before the next begins, and the store keeps every
+finished step, so a build that is killed anywhere goes on where it was when it is claimed again.
+Effects on the machine go through `Hands`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from django.db import IntegrityError, transaction
+from django.utils import timezone
+
+from deployments import feed
+from deployments.jobs import lease, states
+from deployments.jobs.recorder import Recorder
+from deployments.models import (
+    Activation,
+    ActivationKind,
+    Build,
+    BuildStep,
+    Generation,
+    StepState,
+)
+from deployments.queue import enqueue_on_commit
+from mmadmin.core.builder import RootClaim, StepTools, realise
+from mmadmin.core.derivation import Derivation, graph_to_json, topological
+from mmadmin.core.errors import Cancelled, LeaseLost, MmError
+from mmadmin.core.facts import HostFacts
+from mmadmin.core.lifecycle import GenerationState
+from mmadmin.core.lock import Lock, lock_as_json, lock_from_json
+from mmadmin.core.planner import Plan, plan
+from mmadmin.core.recipe import Recipe
+from mmadmin.core.spec import Spec, parse_spec
+from mmadmin.core.store import Staging, Store, StoreObject
+
+STATE_OF_ACTION = {"cached": StepState.CACHED}
+NOT_NEEDED = "not needed: its inputs came out as before"
+
+
+class Hands(Protocol):
+    """What a build does to the machine."""
+
+    def store(self) -> Store:
+        """The store of this machine."""
+        ...
+
+    def resolve(self, spec: Spec, previous: Lock | None, log: Callable[[str], None]) -> Lock:
+        """Pin the spec's moving parts; asks the network, keeps what the previous lock pinned."""
+        ...
+
+    def facts(self) -> HostFacts:
+        """What this machine is."""
+        ...
+
+    def goal(self, spec: Spec, lock: Lock, facts: HostFacts) -> Derivation:
+        """The system's derivation (`core.assemble`)."""
+        ...
+
+    def recipe(self, kind: str) -> Recipe:
+        """The recipe of a kind (`core.catalog`)."""
+        ...
+
+    def toolbox(
+        self,
+        staging: Staging,
+        log: Callable[[str], None],
+        progress: Callable[[int, int, str], None],
+        cancelled: Callable[[], bool],
+    ) -> StepTools:
+        """The hands of one build step."""
+        ...
+
+
+def run(recorder: Recorder[Build], hands: Hands) -> None:
+    """Do the whole build, or what is left of it. Raises what it failed of."""
+    build = Build.objects.select_related(
+        "generation__deployment__host", "generation__parent", "deployment", "host"
+    ).get(pk=recorder.job.pk)
+    build.fence = recorder.job.fence
+    recorder.job = build
+    recorder.check()
+    generation = build.generation
+    if generation is not None:
+        with lease.fenced(build):
+            states.advance(
+                generation.pk,
+                GenerationState.BUILDING,
+                only_from=(GenerationState.PLANNED, GenerationState.FAILED),
+                actor_id=build.actor_id,
+                reason=generation.reason,
+            )
+    spec = parse_spec(build.spec_toml)
+    recorder.phase("locking")
+    lock = _lock(recorder, hands, spec)
+    recorder.phase("planning")
+    facts = hands.facts()
+    goal = hands.goal(spec, lock, facts)
+    store = hands.store()
+    planned = plan(goal, store, hands.recipe)
+    with lease.fenced(build):
+        Build.objects.filter(pk=build.pk).update(plan=planned.as_json())
+        _write_steps(build, goal, planned)
+        if generation is not None:
+            Generation.objects.filter(pk=generation.pk).update(
+                graph=graph_to_json(goal), host_facts=facts.as_json()
+            )
+    lease.announce(build)
+    if generation is not None:
+        recorder.phase("building")
+        system = _realise(recorder, hands, goal, store, generation)
+        _finish(recorder, generation, system)
+
+
+def _lock(recorder: Recorder[Build], hands: Hands, spec: Spec) -> Lock:
+    """The generation's lock, made once; a dry run's is thrown away."""
+    generation = recorder.job.generation
+    if generation is not None and generation.lock is not None:
+        return lock_from_json(generation.lock)
+    before = generation.parent if generation else _newest(recorder.job)
+    previous = lock_from_json(before.lock) if before is not None and before.lock else None
+    lock = hands.resolve(spec, previous, recorder.log)
+    if generation is not None:
+        with lease.fenced(recorder.job):
+            Generation.objects.filter(pk=generation.pk, lock__isnull=True).update(
+                lock=lock_as_json(lock)
+            )
+    recorder.check()
+    return lock
+
+
+def _newest(build: Build) -> Generation | None:
+    if build.deployment is None:
+        return None
+    return build.deployment.live or build.deployment.generations.first()
+
+
+def _write_steps(build: Build, goal: Derivation, planned: Plan) -> None:
+    """One row a planned step; rows of an earlier attempt are brought up to date."""
+    digests = {step.digest for step in planned.steps}
+    BuildStep.objects.filter(build=build).exclude(derivation__in=digests).delete()
+    order = {derivation.digest: n for n, derivation in enumerate(topological(goal))}
+    for step in sorted(planned.steps, key=lambda step: order[step.digest]):
+        BuildStep.objects.update_or_create(
+            build=build,
+            derivation=step.digest,
+            defaults={
+                "position": order[step.digest],
+                "name": step.derivation.name,
+                "recipe": step.derivation.recipe,
+                "inputs": sorted(
+                    d.digest for d in step.derivation.inputs.values() if d.digest in digests
+                ),
+                "state": STATE_OF_ACTION.get(step.action, StepState.WAITING),
+                "why": step.why,
+                "output": step.output or "",
+                "size_bytes": step.size_bytes,
+                "error": None,
+            },
+        )
+
+
+def _realise(
+    recorder: Recorder[Build], hands: Hands, goal: Derivation, store: Store, generation: Generation
+) -> str:
+    """Build what is missing; returns the name of the system object."""
+    observer = StepRecorder(recorder)
+
+    def tools_for(derivation: Derivation, staging: Staging, log_path: Path) -> StepTools:
+        step_id = observer.step(derivation).pk
+        log_file = log_path.open("a", encoding="utf-8", errors="replace", buffering=1)
+        observer.log_files.append(log_file)
+
+        def log(line: str) -> None:
+            log_file.write(line + "\n")
+            recorder.log(line, step_id)
+
+        return hands.toolbox(
+            staging,
+            log,
+            lambda done, total, unit: recorder.progress(step_id, done, total, unit),
+            recorder.cancelled,
+        )
+
+    try:
+        done = realise(
+            goal,
+            store,
+            tools_for,
+            observer,
+            root=RootClaim("generation", generation.uid, f"generation {generation.uid}"),
+            recipe_of=hands.recipe,
+            host=recorder.job.host.name,
+        )
+    except LeaseLost:
+        raise
+    except BaseException:
+        recorder.check()  # a job that went elsewhere, or was cancelled, says so
+        raise
+    finally:
+        observer.close()
+    return done.object
+
+
+class StepRecorder:
+    """Writes each step's fate into its row: the builder's `Observer`."""
+
+    def __init__(self, recorder: Recorder[Build]) -> None:
+        self.recorder = recorder
+        self.log_files: list[Any] = []
+        self._steps: dict[str, BuildStep] = {
+            step.derivation: step for step in BuildStep.objects.filter(build=recorder.job.pk)
+        }
+
+    def step(self, derivation: Derivation) -> BuildStep:
+        """The row of a derivation; made now when the plan did not foresee the step."""
+        found = self._steps.get(derivation.digest)
+        if found is None:
+            found = BuildStep.objects.create(
+                build=self.recorder.job,
+                position=len(self._steps),
+                derivation=derivation.digest,
+                name=derivation.name,
+                recipe=derivation.recipe,
+                inputs=sorted(d.digest for d in derivation.inputs.values()),
+            )
+            self._steps[derivation.digest] = found
+        return found
+
+    def close(self) -> None:
+        """Close the log files."""
+        for file in self.log_files:
+            file.close()
+        self.log_files.clear()
+
+    def _write(self, derivation: Derivation, **values: Any) -> None:
+        step = self.step(derivation)
+        self.recorder.flush()
+        with lease.fenced(self.recorder.job):
+            BuildStep.objects.filter(pk=step.pk).update(**values)
+        build = self.recorder.job
+        name = build.deployment.name if build.deployment else ""
+        feed.announce("step", step.pk, deployment=name, build=build.pk)
+
+    def step_started(self, derivation: Derivation, why: str) -> None:
+        """The step is being built or fetched."""
+        self.recorder.check()
+        self._write(
+            derivation,
+            state=StepState.RUNNING,
+            why=why,
+            started_at=timezone.now(),
+            ended_at=None,
+            error=None,
+        )
+
+    def step_cached(self, derivation: Derivation, found: StoreObject) -> None:
+        """Nothing had to be done."""
+        if derivation.digest in self._steps:
+            self._write(
+                derivation, state=StepState.CACHED, output=found.name, size_bytes=found.size
+            )
+
+    def step_built(self, derivation: Derivation, found: StoreObject, seconds: float) -> None:  # noqa: ARG002
+        """The step is done."""
+        self._write(
+            derivation,
+            state=StepState.BUILT,
+            output=found.name,
+            size_bytes=found.size,
+            ended_at=timezone.now(),
+        )
+
+    def step_failed(self, derivation: Derivation, error: BaseException) -> None:
+        """The step failed; the job's end marks a step that was cancelled or errored."""
+        if isinstance(error, MmError) and not isinstance(error, Cancelled | LeaseLost):
+            self._write(
+                derivation,
+                state=StepState.FAILED,
+                error=error.as_json(),
+                ended_at=timezone.now(),
+            )
+
+
+def _finish(recorder: Recorder[Build], generation: Generation, system: str) -> None:
+    """The generation is built; it goes live when that was asked for."""
+    build = recorder.job
+    recorder.flush()
+    with lease.fenced(build):
+        BuildStep.objects.filter(build=build, state=StepState.WAITING).update(
+            state=StepState.CACHED, why=NOT_NEEDED
+        )
+        states.advance(
+            generation.pk,
+            GenerationState.BUILT,
+            actor_id=build.actor_id,
+            system=system,
+            built_at=timezone.now(),
+        )
+        if build.activate_after:
+            _activate(build, generation)
+
+
+def _activate(build: Build, generation: Generation) -> None:
+    """Queue the activation; one that is under way already is not disturbed."""
+    deployment = generation.deployment
+    live = type(deployment).objects.values_list("live", flat=True).get(pk=deployment.pk)
+    try:
+        with transaction.atomic():
+            activation = Activation.objects.create(
+                deployment=deployment,
+                target=generation,
+                previous_id=live,
+                kind=ActivationKind.ACTIVATE,
+                reason=generation.reason,
+                host=build.host,
+                actor=build.actor,
+            )
+    except IntegrityError:
+        return
+    enqueue_on_commit(activation)
+    lease.announce(activation)
+
+
+def next_build(host_id: int, exclude: Sequence[int] = ()) -> Build | None:
+    """The build that has waited longest for a slot on the host."""
+    waiting = Build.objects.filter(host=host_id, state="queued").exclude(pk__in=exclude)
+    return waiting.select_related("host", "deployment").order_by("pk").first()

@@ -1,0 +1,89 @@
+"""The Celery tasks: each takes ids only, may run twice at once, and may be killed anywhere."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from celery import shared_task
+from celery.signals import worker_process_init, worker_ready
+from django.conf import settings
+from django.db import close_old_connections
+from django.utils.module_loading import import_string
+
+from deployments import feed
+from deployments.jobs import activations, books, builds, hosts, sweeper, watch
+from deployments.jobs.recorder import Parent, recording
+from deployments.models import Activation, Build
+from deployments.queue import send
+
+
+def machine() -> Any:
+    """What jobs touch the machine with (`settings.MACHINE`)."""
+    return import_string(settings.MACHINE)()
+
+
+@shared_task
+def run_build(build_id: int) -> None:
+    """Build a generation, or only plan it, and record how it ended."""
+    with recording(Build, build_id) as recorder:
+        if recorder is None:  # it has ended, another worker holds it, or no slot is free
+            return
+        host_id = recorder.job.host_id
+        builds.run(recorder, machine())
+    if (waiting := builds.next_build(host_id)) is not None:
+        send(waiting)
+
+
+@shared_task
+def run_activation(activation_id: int) -> None:
+    """Make a generation live (or take it down), and record how it ended."""
+    with recording(Activation, activation_id) as recorder:
+        if recorder is None:
+            return
+        activations.walk(recorder, machine())
+
+
+@shared_task
+def sweep() -> None:
+    """Hand out jobs that nobody works on."""
+    sweeper.sweep()
+
+
+@shared_task
+def publish() -> None:
+    """Repeat the gate's snapshot where it is missing or old."""
+    feed.publish_snapshot(force=False)
+
+
+@shared_task
+def collect_usage() -> None:
+    """Take the gates' usage into the books."""
+    books.collect()
+
+
+@shared_task
+def register_host() -> None:
+    """Write this machine's facts."""
+    hosts.register(machine().facts())
+
+
+@shared_task
+def watch_engines() -> None:
+    """Look whether what should run does run."""
+    watch.watch(machine())
+
+
+@worker_process_init.connect
+def _know_parent(**_: Any) -> None:
+    """Jobs of a pool process end with their worker."""
+    Parent.pid = os.getppid()
+
+
+@worker_ready.connect
+def _worker_is_ready(**_: Any) -> None:
+    """Report the machine, tell the gate, and take up what an earlier worker left."""
+    close_old_connections()
+    hosts.register(machine().facts())
+    feed.publish_snapshot()
+    sweeper.sweep()

@@ -1,0 +1,237 @@
+"""A machine for tests: real store, toy recipes, engines that are rows in a file."""
+
+# ruff: noqa: D101, D102, D103 (fakes and fixtures say by name what they do)
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from django.conf import settings
+
+from deployments.models import Generation, Replica
+from mmadmin.core.builder import StepTools
+from mmadmin.core.derivation import Derivation
+from mmadmin.core.engine import LaunchSpec, Probe, Seat
+from mmadmin.core.errors import Cancelled, MmError, ProbeFailed
+from mmadmin.core.facts import HostFacts
+from mmadmin.core.lock import Lock, LockedFile
+from mmadmin.core.recipe import FixedFile, Params, PathSource, Recipe, Toolbox
+from mmadmin.core.spec import Spec
+from mmadmin.core.store import Staging, Store
+
+FACTS = HostFacts(
+    arch="x86_64",
+    os="linux",
+    libc="glibc-2.36",
+    cpu_model="test",
+    cpu_features=(),
+    cpu_count=2,
+    memory_total_bytes=1 << 34,
+    memory_available_bytes=1 << 33,
+    compiler="gcc-12.2.0",
+    cuda="",
+)
+LOCK = Lock(
+    model=(LockedFile("m.gguf", "0" * 64, 1, PathSource("/srv/models/smol-Q8_0.gguf")),),
+    engine=LockedFile("e.tar.gz", "1" * 64, 1, PathSource("/srv/e.tar.gz")),
+)
+
+
+def folder() -> Path:
+    """Where tests steer the machine and read what it did."""
+    path = settings.HOME.root / "machine"
+    path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def told(name: str, default: Any = None) -> Any:
+    try:
+        return json.loads((folder() / name).read_text())
+    except FileNotFoundError:
+        return default
+
+
+def tell(name: str, value: Any) -> None:
+    scratch = folder() / f".{name}.{os.getpid()}"
+    scratch.write_text(json.dumps(value))
+    scratch.replace(folder() / name)
+
+
+def note(line: str) -> None:
+    """Append a line to what was done: one write, so that processes do not mix."""
+    with (folder() / "done").open("a") as file:
+        file.write(line + "\n")
+
+
+def done() -> list[str]:
+    try:
+        return (folder() / "done").read_text().splitlines()
+    except FileNotFoundError:
+        return []
+
+
+class ToyRecipe:
+    """Writes its params to a file; waits while it is told to hold; fails when told to."""
+
+    version = 1
+    determinism = "bitwise"
+    refers_to_inputs = True
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+
+    def check(self, params: Params) -> None:
+        pass
+
+    def fixed_output(self, params: Params) -> Sequence[FixedFile] | None:
+        return None
+
+    def build(self, params: Params, inputs: Mapping[str, Path], out: Path, tools: Toolbox) -> None:
+        note(f"begin {self.kind} {os.getpid()}")
+        tools.log(f"building {self.kind}")
+        tools.progress(1, 2, "steps")
+        (out / "half").write_text("half")
+        if self.kind in told("suicide", []):
+            os.kill(os.getpid(), 9)
+        while self.kind in told("hold", []):
+            tools.progress(1, 2, "steps")
+            tools.log("still holding")
+            time.sleep(0.05)
+        if self.kind in told("fail", []):
+            raise MmError(f"{self.kind} cannot be built", remedy="mend it")
+        if self.kind in told("bug", []):
+            raise ZeroDivisionError("a bug")
+        (out / "half").unlink()
+        (out / "result").write_text(json.dumps({"kind": self.kind, "params": str(dict(params))}))
+        note(f"end {self.kind} {os.getpid()}")
+
+
+class ToyTools:
+    sandbox_level = "none"
+    jobs = 1
+
+    def __init__(self, staging: Staging, log: Any, progress: Any, cancelled: Any) -> None:
+        self.staging, self._log, self._progress, self._cancelled = staging, log, progress, cancelled
+        self.known: dict[str, str] = {}
+
+    @property
+    def scratch(self) -> Path:
+        return self.staging.scratch
+
+    def _check(self) -> None:
+        if self._cancelled():
+            raise Cancelled("cancelled")
+
+    def log(self, line: str) -> None:
+        self._check()
+        self._log(line)
+
+    def progress(self, done: int, total: int, unit: str) -> None:
+        self._check()
+        self._progress(done, total, unit)
+
+
+class ToyMachine:
+    """The hands of builds and activations, without engines, network or compiler."""
+
+    def store(self) -> Store:
+        return Store(settings.HOME.store, floor_bytes=0)
+
+    def facts(self) -> HostFacts:
+        return FACTS
+
+    def resolve(self, spec: Spec, previous: Lock | None, log: Callable[[str], None]) -> Lock:
+        note("resolve")
+        if told("resolve-fails"):
+            raise MmError("the hub does not answer")
+        return LOCK
+
+    def goal(self, spec: Spec, lock: Lock, facts: HostFacts) -> Derivation:
+        engine = Derivation("llama", "toy-engine", 1, {}, {})
+        model = Derivation("smol", "toy-model", 1, {}, {})
+        options = {"context": spec.serve["context"]}
+        return Derivation("system", "toy-system", 1, options, {"engine": engine, "model": model})
+
+    def recipe(self, kind: str) -> Recipe:
+        return ToyRecipe(kind)  # type: ignore[return-value]
+
+    def toolbox(self, staging: Staging, log: Any, progress: Any, cancelled: Any) -> StepTools:
+        return ToyTools(staging, log, progress, cancelled)  # type: ignore[return-value]
+
+    # --- engines: a JSON file says which run
+
+    @contextmanager
+    def engines(self) -> Iterator[dict[str, Any]]:
+        with (folder() / "engines.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            running = told("engines", {})
+            yield running
+            tell("engines", running)
+
+    def _act(self, verb: str, uid: str) -> None:
+        note(f"{verb} {uid}")
+        if verb in told("suicide", []):
+            tell("suicide", [])
+            os.kill(os.getpid(), 9)
+        while verb in told("hold", []):
+            time.sleep(0.02)
+
+    def preflight(self, generation: Generation) -> None:
+        self._act("preflight", generation.uid)
+        if generation.uid in told("preflight-fails", []):
+            raise MmError(f"{generation.uid} is not complete")
+
+    def fits_beside(self, generation: Generation, running: Generation) -> bool:
+        return bool(told("fits", default=True))
+
+    def launch(self, generation: Generation, seat: Seat) -> LaunchSpec:
+        probe = Probe("/health", "/v1/models", "smol-chat", 2048, 1)
+        return LaunchSpec(
+            argv=["engine", generation.uid, str(seat.port)],
+            env={},
+            secret_env="KEY",
+            probe=probe,
+            load_deadline_s=30,
+            host=seat.host,
+            port=seat.port,
+        )
+
+    def port_is_free(self, port: int) -> bool:
+        return port not in told("taken", [])
+
+    def start(self, replica: Replica, launch: LaunchSpec) -> None:
+        with self.engines() as running:
+            running.setdefault(replica.uid, replica.generation.uid)
+        self._act("start", replica.uid)
+
+    def wait_ready(
+        self,
+        replica: Replica,
+        launch: LaunchSpec,
+        *,
+        deadline_s: int,
+        on_progress: Callable[[str], None],
+        check: Callable[[], None],
+    ) -> Mapping[str, Any]:
+        self._act("probe", replica.uid)
+        while "loading" in told("hold", []):
+            check()
+            time.sleep(0.02)
+        if replica.generation.uid in told("probe-fails", []):
+            raise ProbeFailed(f"{replica.generation.uid} answers nothing", remedy="read its log")
+        return {"completion": "ok"}
+
+    def process(self, replica: Replica) -> tuple[int, float] | None:
+        return (1, 1.0) if replica.uid in told("engines", {}) else None
+
+    def stop(self, replica: Replica) -> None:
+        with self.engines() as running:
+            running.pop(replica.uid, None)
+        self._act("stop", replica.uid)

@@ -1,0 +1,340 @@
+"""Builds as jobs: lease, fence, kill, cancel, retry, the record of what happened."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from django.db import connection, connections
+from django.utils import timezone
+
+from deployments import actions, tasks
+from deployments.jobs import lease, sweeper
+from deployments.jobs.recorder import recording
+from deployments.models import Build, BuildStep, Generation, LogChunk, StepState, Transition
+from mmadmin.core.errors import Conflict, LeaseLost
+from mmadmin.core.home import Home
+from mmadmin.core.lifecycle import GenerationState, JobState
+from tests.deployments import machines
+from tests.deployments.conftest import People, use_broker
+from tests.deployments.specs import spec
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.database]
+
+
+@pytest.fixture(autouse=True)
+def machine(settings, tmp_path: Path) -> Iterator[None]:
+    settings.HOME = Home(tmp_path)
+    settings.MACHINE = "tests.deployments.machines.ToyMachine"
+    yield
+    machines.tell("hold", [])
+
+
+def database_url() -> str:
+    """The test database as another process reaches it."""
+    of = connection.settings_dict
+    if connection.vendor == "sqlite":
+        return f"sqlite:///{of['NAME']}"
+    return f"postgresql://{of['USER']}:{of['PASSWORD']}@/{of['NAME']}?host={of['HOST']}"
+
+
+WORKER = """
+import os, sys
+import django
+from tests import settings
+django.setup()
+from django.conf import settings
+from mmadmin.core.home import Home
+settings.MACHINE = "tests.deployments.machines.ToyMachine"
+from deployments import tasks
+getattr(tasks, sys.argv[1])(int(sys.argv[2]))
+"""
+
+
+def worker(task: str, job_id: int, home: Path) -> subprocess.Popen[bytes]:
+    """Another process that does a job, as a worker's pool process would."""
+    env = os.environ | {
+        "DATABASE_URL": database_url(),
+        "MM_HOME": str(home),
+        "DJANGO_SETTINGS_MODULE": "tests.settings",
+    }
+    return subprocess.Popen([sys.executable, "-c", WORKER, task, str(job_id)], env=env)
+
+
+def until(holds: Callable[[], object], timeout_s: float = 20) -> None:
+    """Wait for something that another thread or process does."""
+    deadline = time.monotonic() + timeout_s
+    while not holds():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.02)
+
+
+def deployed(people: People, **kwargs: object) -> tuple[Generation, Build]:
+    """A first generation and its build."""
+    kwargs = {"activate": False} | kwargs
+    generation = actions.deploy(people.bob, spec(), reason="first", **kwargs)
+    return generation, generation.builds.get()
+
+
+def test_a_build_ends_with_a_system(people: People) -> None:
+    """A build locks, plans, builds each step once, and leaves a system with its history."""
+    generation, build = deployed(people)
+    tasks.run_build(build.pk)
+    build.refresh_from_db()
+    generation.refresh_from_db()
+    assert (build.state, build.attempts, build.error) == (JobState.SUCCEEDED, 1, None)
+    assert generation.state == GenerationState.BUILT
+    assert generation.lock
+    assert generation.graph
+    assert generation.host_facts
+    store = machines.ToyMachine().store()
+    assert store.object(generation.system) is not None
+    assert [root.key for root in store.roots()] == ["smol/1"]
+    steps = list(build.steps.values_list("recipe", "state"))
+    assert sorted(steps) == [
+        ("toy-engine", StepState.BUILT),
+        ("toy-model", StepState.BUILT),
+        ("toy-system", StepState.BUILT),
+    ]
+    assert "building toy-engine" in "".join(LogChunk.objects.values_list("text", flat=True))
+    moves = list(Transition.objects.values_list("before", "after"))
+    assert moves == [("", "planned"), ("planned", "building"), ("building", "built")]
+
+
+def test_a_second_generation_builds_only_what_changed(people: People) -> None:
+    """The planner's word and the record agree: two steps cached, one built."""
+    _, build = deployed(people)
+    tasks.run_build(build.pk)
+    second = actions.deploy(people.bob, spec(context=4096), reason="more", activate=False)
+    tasks.run_build(second.builds.get().pk)
+    again = second.builds.get()
+    assert again.plan["cached"] == 2
+    states = dict(again.steps.values_list("recipe", "state"))
+    assert states == {"toy-engine": "cached", "toy-model": "cached", "toy-system": "built"}
+
+
+def test_a_dry_run_changes_nothing(people: People) -> None:
+    """A plan holds the steps, and there is neither generation nor object."""
+    build = actions.plan(people.bob, spec())
+    tasks.run_build(build.pk)
+    build.refresh_from_db()
+    assert build.state == JobState.SUCCEEDED
+    assert build.plan["build"] == 3
+    assert not Generation.objects.exists()
+    assert not list(machines.ToyMachine().store().objects())
+
+
+def test_a_failed_step_fails_in_words(people: People) -> None:
+    """Step, build and generation say what failed and what to do; a retry is a new build."""
+    generation, build = deployed(people)
+    machines.tell("fail", ["toy-model"])
+    tasks.run_build(build.pk)
+    build.refresh_from_db()
+    generation.refresh_from_db()
+    assert build.state == JobState.FAILED
+    assert build.error["message"] == "toy-model cannot be built"
+    assert generation.state == GenerationState.FAILED
+    assert generation.state_reason == "toy-model cannot be built (mend it)"
+    assert build.steps.get(recipe="toy-model").state == StepState.FAILED
+    machines.tell("fail", [])
+    again = actions.retry_build(people.bob, build.pk)
+    tasks.run_build(again.pk)
+    generation.refresh_from_db()
+    assert generation.state == GenerationState.BUILT
+    build.refresh_from_db()
+    assert build.state == JobState.FAILED
+
+
+def test_a_bug_is_errored_and_logged(people: People, caplog) -> None:
+    """What is not an expected failure has a traceback in the log and another state."""
+    _, build = deployed(people)
+    machines.tell("bug", ["toy-model"])
+    tasks.run_build(build.pk)
+    build.refresh_from_db()
+    assert build.state == JobState.ERRORED
+    assert "ZeroDivisionError" in build.error["message"]
+    assert "Traceback" in caplog.text
+
+
+def test_a_killed_worker_is_followed_by_another(people: People, settings) -> None:
+    """SIGKILL in a step: the next worker takes over at once, and each object exists once."""
+    generation, build = deployed(people)
+    machines.tell("hold", ["toy-model"])
+    first = worker("run_build", build.pk, settings.HOME.root)
+    until(lambda: any(line.startswith("begin toy-model") for line in machines.done()))
+    until(lambda: BuildStep.objects.filter(recipe="toy-model", progress_done=1).exists())
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+    machines.tell("hold", [])
+    tasks.run_build(build.pk)  # the same message, delivered again
+    build.refresh_from_db()
+    generation.refresh_from_db()
+    assert (build.state, build.attempts) == (JobState.SUCCEEDED, 2)
+    assert generation.state == GenerationState.BUILT
+    ends = [line.split()[1] for line in machines.done() if line.startswith("end")]
+    assert sorted(ends) == ["toy-engine", "toy-model", "toy-system"]
+    assert machines.done().count("resolve") == 1
+    store = machines.ToyMachine().store()
+    assert len(list(store.objects())) == 3
+    until(lambda: store.sweep() or not list(store.layout.staging.iterdir()))
+
+
+def test_two_deliveries_at_once_build_once(people: People, settings) -> None:
+    """The second worker sees the lease and leaves."""
+    _, build = deployed(people)
+    machines.tell("hold", ["toy-engine"])
+    first = worker("run_build", build.pk, settings.HOME.root)
+    until(lambda: "begin toy-engine" in " ".join(machines.done()))
+    started = time.monotonic()
+    second = worker("run_build", build.pk, settings.HOME.root)
+    assert second.wait(timeout=20) == 0
+    assert first.poll() is None, started
+    machines.tell("hold", [])
+    assert first.wait(timeout=20) == 0
+    build.refresh_from_db()
+    assert (build.state, build.attempts) == (JobState.SUCCEEDED, 1)
+    assert sum(line.startswith("begin toy-engine") for line in machines.done()) == 1
+
+
+def test_claims_at_a_barrier(people: People) -> None:
+    """Of eight claims at the same moment, one wins, and the fence counts once."""
+    _, build = deployed(people)
+    barrier = threading.Barrier(8)
+    won: list[object] = []
+
+    def claim() -> None:
+        barrier.wait()
+        try:
+            won.append(lease.claim(Build, build.pk))
+        finally:
+            connections.close_all()
+
+    threads = [threading.Thread(target=claim) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sum(job is not None for job in won) == 1
+    build.refresh_from_db()
+    assert (build.fence, build.attempts) == (1, 1)
+
+
+def test_a_job_that_kills_its_worker_ends_as_failed(people: People, settings) -> None:
+    """Attempts are counted and capped: it neither loops nor is lost."""
+    generation, build = deployed(people)
+    machines.tell("suicide", ["toy-engine"])
+    for _ in range(3):
+        assert worker("run_build", build.pk, settings.HOME.root).wait(timeout=20) == -9
+    Build.objects.update(enqueued_at=timezone.now() - timedelta(minutes=5))
+    sweeper.sweep()
+    build.refresh_from_db()
+    generation.refresh_from_db()
+    assert (build.state, build.attempts) == (JobState.FAILED, 3)
+    assert build.error["message"] == "worker killed (likely out of memory)"
+    assert generation.state == GenerationState.FAILED
+    assert "worker killed" in generation.state_reason
+
+
+def test_a_cancelled_build_stops(people: People) -> None:
+    """Cancel of a running build ends its step, and the record names who did it."""
+    generation, build = deployed(people)
+    machines.tell("hold", ["toy-model"])
+    thread = threading.Thread(target=_in_thread, args=(build.pk,))
+    thread.start()
+    until(lambda: "begin toy-model" in " ".join(machines.done()))
+    actions.cancel_build(people.bob, build.pk)
+    thread.join(timeout=10)
+    assert not thread.is_alive()
+    build.refresh_from_db()
+    generation.refresh_from_db()
+    assert build.state == JobState.CANCELLED
+    assert generation.state == GenerationState.FAILED
+    assert build.steps.get(recipe="toy-model").state == StepState.CANCELLED
+    assert not list(machines.ToyMachine().store().layout.staging.iterdir())
+    assert generation.transitions.last().actor == people.bob
+
+
+def _in_thread(build_id: int) -> None:
+    try:
+        tasks.run_build(build_id)
+    finally:
+        connections.close_all()
+
+
+def test_a_cancelled_queued_build_never_starts(people: People) -> None:
+    """Cancel before a worker took it: the message that comes later does nothing."""
+    generation, build = deployed(people)
+    actions.cancel_build(people.bob, build.pk)
+    tasks.run_build(build.pk)
+    assert machines.done() == []
+    generation.refresh_from_db()
+    assert generation.state == GenerationState.FAILED
+    with pytest.raises(Conflict):
+        actions.cancel_build(people.bob, build.pk)
+
+
+def test_a_lost_lease_writes_nothing_more(people: People) -> None:
+    """A worker that comes back after its lease went to another one is fenced off."""
+    _, build = deployed(people)
+    with recording(Build, build.pk) as recorder:
+        assert recorder is not None
+        Build.objects.filter(pk=build.pk).update(
+            lease_expires_at=timezone.now() - timedelta(seconds=1), holder="elsewhere:1:1"
+        )
+        taken = lease.claim(Build, build.pk)
+        assert taken is not None
+        assert taken.fence == 2
+        with pytest.raises(LeaseLost):
+            recorder.phase("building")
+        recorder.log("a late word", 1)
+        until(recorder.cancelled)
+    build.refresh_from_db()
+    assert (build.state, build.phase, build.fence) == (JobState.RUNNING, "", 2)
+    assert not LogChunk.objects.exists()
+
+
+def test_the_heartbeat_keeps_the_lease(people: People, monkeypatch) -> None:
+    """While the job runs its lease does not end."""
+    monkeypatch.setattr(lease, "HEARTBEAT_S", 0.1)
+    _, build = deployed(people)
+    with recording(Build, build.pk):
+        before = Build.objects.get(pk=build.pk).lease_expires_at
+        until(lambda: Build.objects.get(pk=build.pk).lease_expires_at > before)
+
+
+def test_the_sweeper_sends_what_was_never_sent(people: People, broker, settings) -> None:
+    """An enqueue lost to a broker that was down is made up for."""
+    from mmadmin.celery import app
+
+    good = app.conf.broker_url
+    use_broker("redis+socket:///nonexistent/broker.sock")
+    _, build = deployed(people)
+    build.refresh_from_db()
+    assert build.enqueued_at is None
+    use_broker(good)
+    assert sweeper.sweep() == 0, "a fresh row may still be on its way"
+    Build.objects.update(created_at=timezone.now() - timedelta(seconds=10))
+    assert sweeper.sweep() == 1
+    assert broker.llen("host.local") == 1
+    build.refresh_from_db()
+    assert build.enqueued_at is not None
+    assert sweeper.sweep() == 0
+
+
+def test_builds_wait_for_a_slot(people: People, settings) -> None:
+    """More builds than slots: the rest waits in the queue."""
+    settings.BUILDS_AT_ONCE = 1
+    _, first = deployed(people)
+    assert lease.claim(Build, first.pk) is not None
+    second = actions.deploy(people.bob, spec(context=4096), reason="x", activate=False)
+    assert lease.claim(Build, second.builds.get().pk) is None
+    lease.end(Build.objects.get(pk=first.pk), JobState.SUCCEEDED)
+    assert lease.claim(Build, second.builds.get().pk) is not None
