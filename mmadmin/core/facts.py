@@ -5,11 +5,12 @@ Collected by `mmadmin.host.facts`, or written by hand for a host that one only p
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from hashlib import sha256
-from typing import Any
+from typing import Any, cast
 
 from mmadmin.core.recipe import Json
 
@@ -18,6 +19,24 @@ INSTRUCTION_SET = re.compile(
     r"|vaes|vpclmulqdq|xop|asimd\w*|bf16|crc32|fphp|i8mm|neon|sha\d*|sm[34]\w*|sme\w*|sve\w*|svei8mm"
 )
 """Names in the kernel's table that stand for instructions that a compiler may use."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuProcess:
+    """A program on a GPU."""
+
+    pid: int
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class DiskFacts:
+    """A file system."""
+
+    path: str
+    """Where it is mounted."""
+    total_bytes: int
+    free_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +50,10 @@ class GpuFacts:
     memory_total_bytes: int
     memory_free_bytes: int
     uuid: str = ""
+    nvlink_peers: tuple[int, ...] = ()
+    """Indices of the GPUs that it is linked to directly."""
+    processes: tuple[GpuProcess, ...] = ()
+    """What holds its memory."""
 
     @property
     def architecture(self) -> int:
@@ -65,6 +88,9 @@ class HostFacts:
     disk_free_bytes: int = 0
     """On the store's file system."""
     disk_total_bytes: int = 0
+    cuda_toolkits: tuple[str, ...] = ()
+    """Versions of all toolkits found, the one in use first."""
+    disks: tuple[DiskFacts, ...] = ()
 
     @property
     def cuda_architectures(self) -> tuple[int, ...]:
@@ -84,20 +110,29 @@ class HostFacts:
 
     def as_json(self) -> dict[str, Json]:
         """Plain data, for records and pages."""
-        data: dict[str, Any] = asdict(self)
-        data["cpu_features"] = list(self.cpu_features)
-        data["gpus"] = [asdict(gpu) for gpu in self.gpus]
-        return data
+        return cast("dict[str, Json]", json.loads(json.dumps(asdict(self))))
 
 
 def host_facts_from_json(data: Mapping[str, Any]) -> HostFacts:
     """The inverse of `HostFacts.as_json`; unknown keys of later versions are ignored."""
-    known = HostFacts.__dataclass_fields__
-    values = {key: value for key, value in data.items() if key in known}
-    gpu_known = GpuFacts.__dataclass_fields__
+    values = _known(HostFacts, data)
     values["cpu_features"] = tuple(values.get("cpu_features", ()))
-    values["gpus"] = tuple(
-        GpuFacts(**{k: v for k, v in gpu.items() if k in gpu_known})
-        for gpu in values.get("gpus", ())
+    values["cuda_toolkits"] = tuple(values.get("cuda_toolkits", ()))
+    values["gpus"] = tuple(_gpu(gpu) for gpu in values.get("gpus", ()))
+    values["disks"] = tuple(
+        DiskFacts(**_known(DiskFacts, disk)) for disk in values.get("disks", ())
     )
     return HostFacts(**values)
+
+
+def _gpu(data: Mapping[str, Any]) -> GpuFacts:
+    values = _known(GpuFacts, data)
+    values["nvlink_peers"] = tuple(values.get("nvlink_peers", ()))
+    values["processes"] = tuple(
+        GpuProcess(**_known(GpuProcess, one)) for one in values.get("processes", ())
+    )
+    return GpuFacts(**values)
+
+
+def _known(kind: type[Any], data: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in data.items() if key in kind.__dataclass_fields__}
