@@ -196,7 +196,11 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def refuse(
-        self, status: int, code: str = "", message: str = "", headers: Mapping[str, str] | None = None
+        self,
+        status: int,
+        code: str = "",
+        message: str = "",
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         body = json.dumps({"error": message}).encode()
         self.send_response(status)

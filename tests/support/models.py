@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy
+import numpy as np
 from gguf import GGUFWriter
 
 TOKENS = ["<unk>", "<s>", "</s>", *(chr(c) for c in range(33, 127))]
@@ -24,7 +24,7 @@ def make_model(
 
     `split` = tensors a shard. Metadata holds what a llama-like model has, arrays included.
     """
-    generator = numpy.random.default_rng(seed)
+    generator = np.random.default_rng(seed)
     writer = GGUFWriter(path, "llama", split_max_tensors=split)
     writer.add_name("tiny")
     writer.add_block_count(2)
@@ -45,7 +45,7 @@ def make_model(
     for key, value in (extra or {}).items():
         writer.add_string(key, value)
     for i in range(tensors):
-        data = generator.standard_normal((5 + i, width)).astype(numpy.float32)
+        data = generator.standard_normal((5 + i, width)).astype(np.float32)
         writer.add_tensor(f"blk.{i}.weight", data)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

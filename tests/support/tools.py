@@ -71,7 +71,9 @@ class Attempt:
 
 def attempt(folder: Path, **config: object) -> Attempt:
     """A fresh attempt below `folder`."""
-    staging = BareStaging(folder / f"attempt-{len(list(folder.iterdir())) if folder.exists() else 0}")
+    staging = BareStaging(
+        folder / f"attempt-{len(list(folder.iterdir())) if folder.exists() else 0}"
+    )
     lines: list[str] = []
     progress: list[tuple[int, int, str]] = []
     options = {"downloads": folder / "downloads", "policy": QUICK, "jobs": 2, **config}
