@@ -13,7 +13,7 @@ from typing import Any
 import typer.main
 
 from mmadmin.cli.main import app
-from mmadmin.cli.variables import OF_SECRETS, SECTIONS, Variable
+from mmadmin.cli.variables import BY_FILE, SECTIONS, Variable
 from mmadmin.core.catalog import engines
 from mmadmin.core.spec import describe_spec
 
@@ -37,11 +37,12 @@ def settings() -> str:
     """docs/settings.md."""
     lines = ["# Settings", "", NOTE]
     lines += ["All settings are variables of the environment. `mm up` remembers those marked • in"]
-    lines += ["`MM_HOME/settings.env`; a variable that is set goes before what is remembered.", ""]
+    lines += ["`MM_HOME/settings.env`; a variable that is set goes before what is remembered."]
+    lines += [BY_FILE, ""]
     for section, variables in SECTIONS.items():
         lines += [f"## {section}", "", "| variable | | what | without it |", "|---|---|---|---|"]
         lines += [setting_row(variable) for variable in variables]
-        lines += ["", OF_SECRETS, ""] if section == "Secrets" else [""]
+        lines += [""]
     return "\n".join(lines).rstrip() + "\n"
 
 

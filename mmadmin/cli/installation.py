@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-from mmadmin.cli.variables import REMEMBERED
+from mmadmin.cli.variables import REMEMBERED, VARIABLES
 from mmadmin.core.errors import Conflict, InvalidInput
 from mmadmin.core.home import Home, Ports
 
@@ -79,10 +79,20 @@ def load_environment() -> Home:
         os.environ["MM_HOME"] = str(CHECKOUT / "var")
     home = Home.from_env()
     os.environ["MM_HOME"] = str(home.root)
+    for name in VARIABLES:
+        if (path := os.environ.get(f"{name}_FILE")) and not os.environ.get(name):
+            os.environ[name] = _file_value(f"{name}_FILE", Path(path))
     for name, value in read_settings(settings_file(home)).items():
         os.environ.setdefault(name, value)
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "mmadmin.settings")
     return home
+
+
+def _file_value(name: str, path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except OSError as error:
+        raise InvalidInput(f"{name}: {path} cannot be read: {error.strerror}") from error
 
 
 def bind_address() -> str:

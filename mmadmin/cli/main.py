@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from mmadmin.cli import deployments, keys, logs, up
+from mmadmin.cli import build, containers, deployments, keys, logs, store, up
 from mmadmin.cli.installation import load_environment
 from mmadmin.cli.output import report
 from mmadmin.cli.records import ACTING_AS
@@ -29,6 +29,7 @@ app = typer.Typer(
 RUNNING = "Running it"
 SERVING = "Serving models"
 STORE = "Building and the store"
+ALONE = "One service at a time, for containers"
 
 
 def _version(value: bool) -> None:  # noqa: FBT001 (a callback's signature)
@@ -57,6 +58,9 @@ for command, panel in (
     (up.status, RUNNING),
     (up.password, RUNNING),
     (logs.logs, RUNNING),
+    (containers.init, ALONE),
+    (containers.run, ALONE),
+    (containers.healthy, ALONE),
     (deployments.deploy, SERVING),
     (deployments.activate, SERVING),
     (deployments.rollback, SERVING),
@@ -65,9 +69,13 @@ for command, panel in (
     (deployments.cancel, SERVING),
     (deployments.history, SERVING),
     (deployments.diff, SERVING),
+    (build.plan, STORE),
+    (build.build, STORE),
+    (build.lock, STORE),
 ):
     app.command(rich_help_panel=panel)(command)
 app.add_typer(keys.app, name="keys", rich_help_panel=SERVING)
+app.add_typer(store.app, name="store", rich_help_panel=STORE)
 
 
 def main() -> None:

@@ -152,14 +152,14 @@ def migrate() -> None:
         ) from error
 
 
-def ensure_admin() -> Admin:
-    """The first administrator; made with a generated password where there is none."""
+def ensure_admin(password: str = "") -> Admin:
+    """The first administrator; where there is none, made with this or a generated password."""
     from deployments.models import Role, User  # noqa: PLC0415
 
     present = User.objects.filter(role=Role.ADMIN, is_active=True).order_by("id").first()
     if present is not None:
         return Admin(username=present.username, password=None)
-    password = secrets.token_urlsafe(PASSWORD_BYTES)
+    password = password or secrets.token_urlsafe(PASSWORD_BYTES)
     User.objects.create_superuser(username="admin", password=password, role=Role.ADMIN)
     return Admin(username="admin", password=password)
 

@@ -85,7 +85,9 @@ SECTIONS: dict[str, tuple[Variable, ...]] = {
     ),
 }
 
-OF_SECRETS = "Each of them may also be given as a file's path, in the same name with `_FILE`."
+BY_FILE = (
+    "Each may also be given as the path of a file that holds it, in the same name with `_FILE`."
+)
 
 VARIABLES: dict[str, Variable] = {
     variable.name: variable for section in SECTIONS.values() for variable in section

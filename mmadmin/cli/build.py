@@ -1,0 +1,307 @@
+"""`mm plan`, `mm build`, `mm lock`: a deployment file against the store, without records.
+
+Needs neither panel nor broker nor database. What was pinned the first time is kept as
+`MM_HOME/locks/<name>.json`, so that a second build asks the network nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.progress import (
+    BarColumn,
+    Progress,
+    SpinnerColumn,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
+
+from mmadmin.cli.deployments import SpecFile, read_spec
+from mmadmin.cli.output import (
+    JsonFlag,
+    bytes_text,
+    console,
+    emit_json,
+    seconds_text,
+    table,
+)
+from mmadmin.core.assemble import assemble
+from mmadmin.core.builder import RootClaim, StepTools, realise
+from mmadmin.core.canonical import parse
+from mmadmin.core.derivation import Derivation
+from mmadmin.core.home import Home
+from mmadmin.core.lock import Lock, lock_as_json, lock_from_json
+from mmadmin.core.planner import Plan
+from mmadmin.core.planner import plan as plan_of
+from mmadmin.core.spec import Spec, parse_spec
+from mmadmin.core.store import Staging, Store, StoreObject
+
+SAY_EVERY_S = 10.0
+MARKS = {"cached": "[dim]=[/]", "build": "[cyan]+[/]", "fetch": "[cyan]↓[/]"}
+
+
+def lock_file(home: Home, name: str) -> Path:
+    """Where `mm build` keeps what a deployment's moving parts were pinned to."""
+    return home.root / "locks" / f"{name}.json"
+
+
+def locked(spec: Spec, home: Home, *, refresh: tuple[Any, ...] = (), quiet: bool = False) -> Lock:
+    """The spec's lock: what is pinned already is kept, unless it is in `refresh`."""
+    from mmadmin.host.resolve import questions, resolve  # noqa: PLC0415 (the hub's client)
+
+    path = lock_file(home, spec.name)
+    previous = None
+    if path.exists():
+        previous = lock_from_json(json.loads(path.read_text(encoding="utf-8")))
+        unmoved = previous.asked == questions(spec) and not refresh
+        local = "path" in (spec.model.source, spec.engine.source)
+        if unmoved and not local and spec.template.source != "file":
+            return previous
+
+    def say(line: str) -> None:
+        if not quiet:
+            console.print(f"  [dim]{escape(line)}[/]")
+
+    lock = resolve(spec, previous, refresh=refresh, on_progress=say)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_suffix(f".{os.getpid()}.new")
+    fresh.write_text(json.dumps(lock_as_json(lock), indent=1), encoding="utf-8")
+    fresh.replace(path)
+    return lock
+
+
+def goal_of(spec: Spec, lock: Lock, home: Home) -> Derivation:
+    """The system's derivation for this machine."""
+    from mmadmin.host.facts import host_facts  # noqa: PLC0415
+
+    home.store.mkdir(parents=True, exist_ok=True)
+    return assemble(spec, lock, host_facts(home.store))
+
+
+def plan(file: SpecFile, *, as_json: JsonFlag = False) -> None:
+    """Say what a deployment file would fetch and build here, and why. Changes nothing.
+
+    Example: mm plan deployments/catalog/smollm2-135m.toml
+    """
+    home = Home.from_env()
+    spec = parse_spec(read_spec(file))
+    lock = locked(spec, home, quiet=as_json)
+    planned = plan_of(goal_of(spec, lock, home), Store(home.store))
+    if as_json:
+        emit_json({"name": spec.name} | planned.as_json())
+        return
+    _show_plan(planned)
+
+
+def _show_plan(planned: Plan) -> None:
+    table(
+        ["", "step", "", "size", "why"],
+        [
+            [
+                MARKS[step.action],
+                f"[bold]{escape(step.derivation.recipe)}[/]",
+                escape(step.derivation.name),
+                bytes_text(step.size_bytes) if step.size_bytes else "",
+                escape(step.why) + ("" if step.certain else " [dim](perhaps)[/]"),
+            ]
+            for step in planned.steps
+        ],
+        empty="nothing to do",
+    )
+    console.print(
+        f"\n{planned.count('cached')} in the store, {planned.count('build')} to build, "
+        f"{planned.count('fetch')} to fetch ({bytes_text(planned.fetch_bytes)})"
+    )
+
+
+@dataclass(slots=True)
+class Watcher:
+    """The builder's observer: a line for each step, a bar for the one that runs."""
+
+    quiet: bool
+    bar: Progress | None = None
+    task: TaskID | None = None
+    steps: list[dict[str, Any]] = field(default_factory=list)
+    said_at: float = 0.0
+
+    def _line(self, mark: str, derivation: Derivation, words: str) -> None:
+        if not self.quiet:
+            name = f"[bold]{escape(derivation.recipe)}[/] {escape(derivation.name)}"
+            console.print(f"{mark} {name}  [dim]{escape(words)}[/]")
+
+    def _note(self, derivation: Derivation, state: str, **more: Any) -> None:
+        self.steps.append(
+            {
+                "name": derivation.name,
+                "recipe": derivation.recipe,
+                "derivation": derivation.digest,
+                "state": state,
+                **more,
+            }
+        )
+
+    def step_started(self, derivation: Derivation, why: str) -> None:
+        """Say what begins and why."""
+        self._line("[cyan]▸[/]", derivation, why)
+        if self.bar is not None:
+            self.task = self.bar.add_task(derivation.label, total=None, words="")
+
+    def step_cached(self, derivation: Derivation, found: StoreObject) -> None:
+        """Say what was there."""
+        self._line("[dim]=[/]", derivation, "in the store")
+        self._note(derivation, "cached", output=found.name)
+
+    def step_built(self, derivation: Derivation, found: StoreObject, seconds: float) -> None:
+        """Say what is done and how long it took."""
+        self._end_bar()
+        self._line("[green]✓[/]", derivation, seconds_text(seconds))
+        self._note(derivation, "built", output=found.name, seconds=round(seconds, 3))
+
+    def step_failed(self, derivation: Derivation, error: BaseException) -> None:
+        """Say which step it was; the error itself goes on."""
+        self._end_bar()
+        self._line("[red]✗[/]", derivation, str(error).splitlines()[0] if str(error) else "")
+        self._note(derivation, "failed")
+
+    def _end_bar(self) -> None:
+        if self.bar is not None and self.task is not None:
+            self.bar.remove_task(self.task)
+            self.task = None
+
+    def progress(self, done: int, total: int, unit: str) -> None:
+        """Show how far the running step is."""
+        in_bytes = unit in {"B", "bytes"}
+        words = (
+            f"{bytes_text(done)} of {bytes_text(total)}"
+            if in_bytes
+            else f"{done} of {total} {unit}"
+        )
+        if self.bar is not None and self.task is not None:
+            self.bar.update(self.task, completed=done, total=total or None, words=words)
+        elif not self.quiet and time.monotonic() - self.said_at >= SAY_EVERY_S:
+            self.said_at = time.monotonic()
+            console.print(f"    {words}")
+
+
+def _tools(home: Home, watcher: Watcher) -> Callable[[Derivation, Staging, Path], StepTools]:
+    from mmadmin.host.toolbox import HostConfig, HostToolbox  # noqa: PLC0415
+
+    def tools_for(_derivation: Derivation, staging: Staging, log_path: Path) -> StepTools:
+        log_file = log_path.open("a", encoding="utf-8", errors="replace", buffering=1)
+        config = replace(
+            HostConfig.from_env(home.store / "downloads", hidden=[home.secrets]),
+            reserve=staging.reserve,
+        )
+        return HostToolbox(
+            staging,
+            lambda line: print(line, file=log_file),
+            watcher.progress,
+            lambda: False,
+            config=config,
+        )
+
+    return tools_for
+
+
+def build(
+    file: SpecFile,
+    *,
+    as_json: JsonFlag = False,
+) -> None:
+    """Build a deployment file's system into this machine's store; deploys nothing.
+
+    What is in the store already is not built again. Interrupt it and run it again: it goes on.
+
+    Example: mm build deployments/catalog/smollm2-135m.toml
+    """
+    home = Home.from_env()
+    spec = parse_spec(read_spec(file))
+    lock = locked(spec, home, quiet=as_json)
+    store = Store(home.store)
+    goal = goal_of(spec, lock, home)
+    root = RootClaim("build", spec.name, f"last built by mm build {file}")
+    if as_json or not console.is_terminal:
+        watcher = Watcher(quiet=as_json)
+        done = realise(goal, store, _tools(home, watcher), watcher, root=root)
+    else:
+        columns = (
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.fields[words]}"),
+            TimeElapsedColumn(),
+        )
+        with Progress(*columns, console=console, transient=True) as bar:
+            watcher = Watcher(quiet=False, bar=bar)
+            done = realise(goal, store, _tools(home, watcher), watcher, root=root)
+    path = store.object_path(done.object)
+    if as_json:
+        emit_json(
+            {
+                "name": spec.name,
+                "system": done.object,
+                "path": str(path),
+                "derivation": goal.digest,
+                "steps": watcher.steps,
+            }
+        )
+    else:
+        console.print(f"\n[bold]{escape(str(path))}[/]")
+
+
+def lock(
+    file: SpecFile,
+    *,
+    update: Annotated[bool, typer.Option("--update", help="Ask again what moves.")] = False,
+    only: Annotated[str, typer.Option(help="With --update: only source, engine or template.")] = "",
+    as_json: JsonFlag = False,
+) -> None:
+    """Show what a deployment file's moving parts are pinned to; with --update, pin them anew.
+
+    Example: mm lock deployments/catalog/mistral-medium-3.5-v100.toml --update --only source
+    """
+    home = Home.from_env()
+    spec = parse_spec(read_spec(file))
+    parts = {"source": "model", "model": "model", "engine": "engine", "template": "template"}
+    if only and only not in parts:
+        raise typer.BadParameter("use source, engine or template", param_hint="--only")
+    wanted = (parts[only],) if only else ("model", "engine", "template")
+    path = lock_file(home, spec.name)
+    before = parse(path.read_bytes()) if path.exists() else None
+    found = locked(spec, home, refresh=wanted if update else (), quiet=as_json)
+    changed = before is not None and before != json.loads(path.read_text(encoding="utf-8"))
+    if as_json:
+        emit_json({"name": spec.name, "changed": changed, "lock": lock_as_json(found)})
+        return
+    table(
+        ["file", "size", "sha256", "from"],
+        [
+            [
+                escape(locked_file.path),
+                bytes_text(locked_file.size),
+                locked_file.sha256[:16],
+                escape(_where(locked_file.source)),
+            ]
+            for locked_file in found.files
+        ],
+        empty="nothing is pinned",
+    )
+    if update:
+        console.print("\nchanged" if changed else "\nnothing has moved")
+
+
+def _where(source: Any) -> str:
+    for name in ("repo", "project", "url", "path"):
+        if value := getattr(source, name, ""):
+            version = getattr(source, "revision", "") or getattr(source, "version", "")
+            return f"{value}@{version[:12]}" if version else str(value)
+    return ""

@@ -1,0 +1,91 @@
+"""The container form agrees with the code: commands, variables, files, secrets, health."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+import yaml
+
+from mmadmin.cli.main import app
+from mmadmin.cli.services import services
+from mmadmin.cli.variables import VARIABLES
+from mmadmin.core.home import Home, Ports
+
+ROOT = Path(__file__).resolve().parent.parent
+COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))
+DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+OURS = {"init", "panel", "gate", "worker", "beat"}
+
+
+def test_every_program_has_its_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With an outside broker, the services of `mm up` and the containers are the same."""
+    monkeypatch.setenv("REDIS_URL", "redis://broker:6379/0")
+    programs = {s.spec.name for s in services(Home(tmp_path), Ports.from_env({}))}
+    assert set(COMPOSE["services"]) == programs | {"init", "database", "broker"}
+    for name in programs:
+        assert COMPOSE["services"][name]["command"] == ["run", name]
+
+
+@pytest.mark.parametrize("name", sorted(OURS))
+def test_commands_are_commands_of_mm(name: str) -> None:
+    """What a container runs, and what its health check runs, `mm` has."""
+    root: Any = typer.main.get_command(app)
+    service = COMPOSE["services"][name]
+    words = [service["command"]]
+    if test := service.get("healthcheck", {}).get("test"):
+        assert test[:2] == ["CMD", "mm"]
+        words.append(test[2:])
+        assert test[3] == name
+    for command, *rest in words:
+        known = {option for p in root.commands[command].params for option in p.opts}
+        assert all(word in known for word in rest if word.startswith("--"))
+
+
+@pytest.mark.parametrize("name", sorted(OURS))
+def test_variables_and_secrets_exist(name: str) -> None:
+    """Every variable is documented, and every secret that one points to is mounted and declared."""
+    service = COMPOSE["services"][name]
+    for variable, value in service["environment"].items():
+        assert variable.removesuffix("_FILE") in VARIABLES
+        if variable.endswith("_FILE"):
+            assert Path(value).name in service["secrets"]
+    assert set(service["secrets"]) <= set(COMPOSE["secrets"])
+    for secret in COMPOSE["secrets"].values():
+        assert secret["file"].startswith("./secrets/")
+    assert "/secrets/" in (ROOT / ".gitignore").read_text().splitlines()
+
+
+def test_no_secret_is_written_out() -> None:
+    """Passwords come by file only."""
+    text = (ROOT / "docker-compose.yml").read_text(encoding="utf-8")
+    assert not re.search(r"(?i)password:[ \t]*[^\s{]|postgres://", text)
+
+
+def test_state_is_kept_and_programs_are_watched() -> None:
+    """Named volumes hold all state; what can answer has a health check; the GPUs go to the worker."""
+    mounted = {v.split(":")[0] for s in COMPOSE["services"].values() for v in s.get("volumes", [])}
+    assert mounted == set(COMPOSE["volumes"])
+    for name in ("database", "broker", "panel", "gate", "worker"):
+        assert "test" in COMPOSE["services"][name]["healthcheck"], name
+    devices = COMPOSE["services"]["worker"]["deploy"]["resources"]["reservations"]["devices"]
+    assert devices[0]["capabilities"] == ["gpu"]
+    assert COMPOSE["services"]["gate"]["network_mode"] == "service:worker"
+
+
+def test_the_dockerfile_copies_what_exists_and_is_not_ignored() -> None:
+    """Every COPY has its source in the repository, let through by .dockerignore; targets exist."""
+    allowed = [
+        line.removeprefix("!")
+        for line in (ROOT / ".dockerignore").read_text().splitlines()
+        if line.startswith("!")
+    ]
+    for line in re.findall(r"^COPY (.+)$", DOCKERFILE, re.MULTILINE):
+        for source in line.split()[:-1]:
+            assert (ROOT / source).exists(), source
+            assert source in allowed, source
+    targets = set(re.findall(r"^FROM \S+ AS (\w+)$", DOCKERFILE, re.MULTILINE))
+    assert targets == {COMPOSE["services"][name]["build"]["target"] for name in OURS}
+    homes = set(re.findall(r"MM_HOME=(\S+)", DOCKERFILE))
+    assert homes == {v.split(":")[1] for v in COMPOSE["services"]["panel"]["volumes"]}
