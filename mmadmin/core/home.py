@@ -14,8 +14,11 @@ from pathlib import Path
 
 DEFAULT_PANEL_PORT = 8000
 DEFAULT_GATE_PORT = 20000
-SOCKET_PATH_LIMIT = 90
-"""Longest folder path under which a Unix socket name still fits `sun_path` (108 bytes)."""
+SOCKET_PATH_LIMIT = 80
+"""Longest folder path under which a Unix socket name still fits `sun_path` (108 bytes).
+
+supervisord binds `supervisor.sock.<pid>` first and renames it.
+"""
 
 
 @dataclass(frozen=True, slots=True)

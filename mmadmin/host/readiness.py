@@ -239,7 +239,7 @@ def _prove(client: EngineClient, launch: LaunchSpec, watch: _Watch, after_s: flo
         context = int(props.get("default_generation_settings", {}).get("n_ctx", 0))
         slots = int(props.get("total_slots", 0))
         _check_context(context, slots, launch, watch)
-        text = tiny_completion(client, launch)
+        text = tiny_completion(client, launch, timeout_s=COMPLETION_S)
     except httpx.HTTPError as error:
         raise watch.failed("completion", f"it stopped answering ({error})") from error
     except Unreachable as error:

@@ -37,6 +37,7 @@ START_DEADLINE_S = 20.0
 LOG_BYTES = 10 * 1024 * 1024
 LOG_BACKUPS = 3
 STOP_DEADLINE_S = 300.0
+EXEC_S = 2.0
 POLL_S = 0.1
 _RUNS = frozenset({"STARTING", "RUNNING", "BACKOFF", "STOPPING"})
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
@@ -103,19 +104,16 @@ class _Connection(http.client.HTTPConnection):
 
 
 class _Transport(xmlrpc.client.Transport):
-    """One connection a call: a supervisor that was restarted is simply met anew."""
+    """One connection a transport, which lasts for one call; closed with it."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
         self._path = path
 
-    def make_connection(self, host: Any) -> http.client.HTTPConnection:  # noqa: ARG002
-        return _Connection(self._path)
-
-    def send_headers(
-        self, connection: http.client.HTTPConnection, headers: list[tuple[str, str]]
-    ) -> None:
-        super().send_headers(connection, [*headers, ("Connection", "close")])
+    def make_connection(self, host: Any) -> http.client.HTTPConnection:
+        connection = _Connection(self._path)
+        self._connection = host, connection  # what `close` closes
+        return connection
 
 
 class Supervisor:
@@ -293,6 +291,7 @@ class Supervisor:
 
         It stays known. Nothing happens when it does not run. Raises `Unreachable` at the deadline.
         """
+        self._wait_for_exec(name)
         at_once = False
         self._tolerant("stopProcess", name, at_once, but=(_BAD_NAME, _NOT_RUNNING))
         give_up = time.monotonic() + timeout_s
@@ -303,6 +302,24 @@ class Supervisor:
                     remedy=f"look at process {found.pid}",
                 )
             time.sleep(POLL_S)
+
+    def _wait_for_exec(self, name: str) -> None:
+        """Let a program that was just forked become itself.
+
+        Between fork and exec a signal meets supervisord's own handler in the child and is lost.
+        """
+        found = self.program(name)
+        if found is None or found.pid is None or found.uptime_s > EXEC_S:
+            return
+        give_up = time.monotonic() + EXEC_S
+        try:
+            child = psutil.Process(found.pid)
+            parent = child.parent()
+            before = parent.cmdline() if parent else []
+            while child.cmdline() == before and time.monotonic() < give_up:
+                time.sleep(POLL_S)
+        except psutil.Error:
+            return  # gone meanwhile
 
     def restart_program(self, name: str) -> None:
         """Stop a program and start it again. Raises `NotFound`."""
@@ -439,9 +456,14 @@ def _escaped(value: str) -> str:
 
 
 def _quoted(value: str) -> str:
-    """An environment value: supervisord splits them as a shell would."""
-    escaped = value.replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped}"'
+    """An environment value as supervisord reads it: no escapes, quotes at the ends are cut off."""
+    quote = "'" if '"' in value else '"'
+    if quote in value or value.strip("'\"") != value:
+        raise InvalidInput(
+            f"supervisord's environment cannot hold {value!r}",
+            remedy="use one kind of quotation mark, and none at the ends",
+        )
+    return f"{quote}{value}{quote}"
 
 
 def _status(row: Mapping[str, Any]) -> ProgramStatus:

@@ -1,0 +1,108 @@
+"""A tiny engine that speaks just enough of llama-server, and fails in the ways that tests need.
+
+`python stub_engine.py PORT JSON`: the JSON says alias, model path, context, slots and the fault.
+The secret comes from LLAMA_API_KEY, as for the real one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import ClassVar
+
+BORN = time.monotonic()
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers like a server that loads for a while and then works, or does not."""
+
+    plan: ClassVar[dict] = {}
+    secret = ""
+
+    def log_message(self, *_args) -> None:
+        """Say nothing a request."""
+
+    def answer(self, status: int, body: object) -> None:
+        """Send JSON."""
+        data = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def loading(self) -> bool:
+        """True until the load time is over."""
+        return time.monotonic() - BORN < self.plan.get("load_s", 0)
+
+    def allowed(self) -> bool:
+        """True with the right secret, or when the fault is to take any."""
+        if self.plan.get("open"):
+            return True
+        return self.headers.get("Authorization") == f"Bearer {self.secret}"
+
+    def do_GET(self) -> None:
+        """Health, models and properties."""
+        plan = self.plan
+        if self.path == "/health":
+            busy = {"error": {"code": 503, "message": "Loading model"}}
+            return self.answer(503, busy) if self.loading() else self.answer(200, {"status": "ok"})
+        if not self.allowed():
+            error = {"message": "Invalid API Key", "type": "authentication_error", "code": 401}
+            return self.answer(401, {"error": error})
+        if self.path == "/v1/models":
+            return self.answer(200, {"data": [{"id": plan.get("serve_alias", plan["alias"])}]})
+        if self.path == "/props":
+            settings = {"n_ctx": plan["context"]}
+            props = {
+                "default_generation_settings": settings,
+                "total_slots": plan["slots"],
+                "model_path": plan["model"],
+            }
+            return self.answer(200, props)
+        return self.answer(404, {})
+
+    def do_POST(self) -> None:
+        """Completions, or silence."""
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        if not self.allowed():
+            return self.answer(401, {})
+        if self.plan.get("hang"):
+            time.sleep(3600)
+        text = "" if self.plan.get("empty") else " east."
+        return self.answer(self.plan.get("status", 200), {"choices": [{"text": text}]})
+
+
+def say(line: str) -> None:
+    """A line for the log."""
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def main() -> None:
+    """Serve until told to stop; some plans do not listen to that."""
+    port, plan = int(sys.argv[1]), json.loads(sys.argv[2])
+    if plan.get("deaf"):
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if plan.get("child"):
+        # A child in the same group that does not listen to SIGTERM either.
+        code = "import signal,time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(3600)"
+        child = subprocess.Popen([sys.executable, "-c", code])
+        say(f"child {child.pid}")
+    if plan.get("exit_s") is not None:
+        time.sleep(plan["exit_s"])
+        say("error: cannot find tokenizer merges in model file")
+        sys.exit(1)
+    Handler.plan = plan
+    Handler.secret = os.environ["LLAMA_API_KEY"]
+    say("listening")
+    ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,401 @@
+"""Engines under a real supervisord: started, proved, stopped for certain.
+
+A stub engine plays the faults; the real one has its own tests.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from mmadmin.core.engine import LaunchSpec, Probe
+from mmadmin.core.errors import Cancelled, Conflict, InvalidInput, ProbeFailed, Unreachable
+from mmadmin.core.home import Home
+from mmadmin.host import engine_process, launch
+from mmadmin.host.endings import is_alive
+from mmadmin.host.readiness import wait_ready
+from mmadmin.host.supervisor import ProgramSpec, Supervisor
+
+STUB = Path(__file__).with_name("stub_engine.py")
+SECRET = "canary-5f1c0e"
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """An installation with a running supervisor, ended by force if a test leaves it running."""
+    home = Home(tmp_path_factory.mktemp("home"))
+    supervisor = Supervisor(home)
+    supervisor.launch()
+    yield home
+    supervisor.shutdown(30, lambda _line: None)
+    assert supervisor.end_leftovers() == []
+
+
+@pytest.fixture
+def port():
+    """A port that is free now."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+@pytest.fixture
+def uid(home, request):
+    """A replica's uid; its engine is gone when the test ends."""
+    name = f"r-{abs(hash(request.node.name)) % 10**10}"
+    yield name
+    with suppress(Unreachable):
+        engine_process.stop(home, name, term_s=1)
+
+
+def stub(port: int, **plan) -> LaunchSpec:
+    """The launch of a stub engine with some faults."""
+    full = {"alias": "model", "model": "/m.gguf", "context": 4096, "slots": 2, **plan}
+    return LaunchSpec(
+        argv=[sys.executable, str(STUB), str(port), json.dumps(full)],
+        env={},
+        secret_env="LLAMA_API_KEY",
+        probe=Probe(
+            health_path="/health",
+            models_path="/v1/models",
+            alias="model",
+            context_per_slot=4096,
+            slots=2,
+            model_path="/m.gguf",
+        ),
+        load_deadline_s=20,
+        port=port,
+    )
+
+
+def failure(home, uid, made, **more) -> ProbeFailed:
+    """How an engine fails its probe."""
+    with pytest.raises(ProbeFailed) as caught:
+        wait_ready(home, uid, made, SECRET, **more)
+    return caught.value
+
+
+def test_an_engine_is_started_proved_and_stopped(home, uid, port):
+    """The whole way: process, port, secret, alias, context, completion; then nothing is left."""
+    made = stub(port, load_s=0.6)
+    said: list[str] = []
+    process = engine_process.start(home, uid, made, SECRET)
+    ready = wait_ready(home, uid, made, SECRET, on_progress=said.append)
+    assert (ready.pid, ready.context_per_slot, ready.slots) == (process.pid, 4096, 2)
+    assert ready.completion == " east."
+    assert "loading the model" in said
+    assert engine_process.process(home, uid) == (process.pid, process.started)
+    assert engine_process.start(home, uid, made, SECRET).pid == process.pid
+    engine_process.stop(home, uid, port=port)
+    assert not is_alive(process.pid, process.started)
+    assert engine_process.port_owner(port) is None
+    assert engine_process.status(home, uid) is None
+    assert not engine_process.launch_file(home, uid).exists()
+    engine_process.stop(home, uid, port=port)
+
+
+def test_the_secret_is_in_no_argv_and_in_no_file_that_others_read(home, uid, port):
+    """It lies in one 0600 file and in the engine's environment, nowhere else."""
+    process = engine_process.start(home, uid, stub(port), SECRET)
+    wait_ready(home, uid, stub(port), SECRET)
+    path = engine_process.launch_file(home, uid)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    for one in psutil.process_iter():
+        with suppress(psutil.Error):
+            assert SECRET not in " ".join(one.cmdline())
+    found = [
+        p for p in home.root.rglob("*") if p.is_file() and SECRET in p.read_text("utf-8", "replace")
+    ]
+    assert found == [path]
+    assert psutil.Process(process.pid).environ()["LLAMA_API_KEY"] == SECRET
+
+
+def test_an_operators_environment_does_not_reach_the_engine(home, uid, port, monkeypatch):
+    """LLAMA_ARG_… in a shell would change the engine behind the deployment file's back."""
+    monkeypatch.setenv("LLAMA_ARG_CTX_SIZE", "1")
+    path = home.root / "launch.json"
+    made = replace(stub(port), argv=[sys.executable, "-c", "import os; print(sorted(os.environ))"])
+    engine_process.write_launch_file(path, made, SECRET)
+    command = [sys.executable, "-m", "mmadmin.host.launch", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "LLAMA_API_KEY" in done.stdout
+    assert "LLAMA_ARG_CTX_SIZE" not in done.stdout
+    assert SECRET not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"secret": ""}, "has no secret"),
+        ({"secret": " \r\n"}, "has no secret"),
+        ({"argv": ["/nowhere/llama-server"]}, "cannot be started"),
+    ],
+)
+def test_a_bad_launch_file_is_refused(tmp_path, change, words):
+    """An engine without a key would answer everyone; it is not started at all."""
+    path = tmp_path / "launch.json"
+    engine_process.write_launch_file(path, stub(1), SECRET)
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    command = [sys.executable, "-m", "mmadmin.host.launch", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == launch.EXIT_BAD_FILE
+    assert words in done.stderr
+
+
+def test_a_launch_file_that_others_may_read_is_refused(tmp_path):
+    """The secret must not lie about."""
+    path = tmp_path / "launch.json"
+    engine_process.write_launch_file(path, stub(1), SECRET)
+    path.chmod(0o640)
+    command = [sys.executable, "-m", "mmadmin.host.launch", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == launch.EXIT_BAD_FILE
+    assert "0600" in done.stderr
+
+
+def test_an_empty_secret_starts_nothing(home, uid, port):
+    """Refused before anything is written."""
+    with pytest.raises(InvalidInput, match="needs a secret"):
+        engine_process.start(home, uid, stub(port), " ")
+    assert engine_process.status(home, uid) is None
+
+
+def test_a_taken_port_names_its_owner(home, uid, port):
+    """An old server that answers health on the port must not be mistaken for the new one."""
+    with socket.socket() as old:
+        old.bind(("127.0.0.1", port))
+        old.listen()
+        with pytest.raises(Conflict, match=rf"taken by .* \(pid {os.getpid()}\)"):
+            engine_process.start(home, uid, stub(port), SECRET)
+
+
+def test_another_process_on_the_port_fails_the_probe_at_once(home, uid, port):
+    """The engine lost the race for its port: what answers there is somebody else."""
+    other = subprocess.Popen(
+        stub(port).argv, env={**os.environ, "LLAMA_API_KEY": SECRET}, stdout=subprocess.PIPE
+    )
+    try:
+        assert other.stdout is not None
+        other.stdout.readline()
+        idle = replace(stub(port), argv=[sys.executable, "-c", "import time; time.sleep(60)"])
+        path = engine_process.launch_file(home, uid)
+        engine_process.write_launch_file(path, idle, SECRET)
+        Supervisor(home).start_program(engine_process.program_spec(home, uid, idle))
+        engine_process.wait_for_process(home, uid)
+        error = failure(home, uid, idle)
+        assert error.details["probe"] == "identity"
+        assert f"pid {other.pid}" in error.message
+    finally:
+        other.kill()
+        other.communicate()
+
+
+@pytest.mark.parametrize(
+    ("plan", "failed"),
+    [
+        ({"exit_s": 0.3}, ("process", "cannot find tokenizer merges")),
+        ({"load_s": 60}, ("ready", "not ready in time: loading the model")),
+        ({"open": True}, ("secret", "instead of 401")),
+        ({"serve_alias": "other"}, ("identity", "it serves other, not model")),
+        ({"model": "/old.gguf"}, ("identity", "/old.gguf")),
+        ({"context": 2048}, ("context", "2048 tokens")),
+        ({"slots": 1}, ("context", "1 slots")),
+        ({"empty": True}, ("completion", "came back empty")),
+        ({"status": 500}, ("completion", "answered with 500")),
+    ],
+)
+def test_an_engine_that_is_not_right_is_refused(home, uid, port, plan, failed):
+    """Each kind of wrong engine fails in words, with its probe named."""
+    probe, words = failed
+    made = stub(port, **plan)
+    engine_process.start(home, uid, made, SECRET)
+    error = failure(home, uid, made, deadline_s=2 if "load_s" in plan else 20)
+    assert error.details["probe"] == probe
+    assert words in error.message
+    assert isinstance(error.details["log_tail"], list)
+
+
+def test_healthy_but_dead_is_not_ready(home, uid, port, monkeypatch):
+    """Health answers 200, completions never come back: that is a failure, by deadline."""
+    monkeypatch.setattr("mmadmin.host.readiness.COMPLETION_S", 1.0)
+    made = stub(port, hang=True)
+    engine_process.start(home, uid, made, SECRET)
+    error = failure(home, uid, made)
+    assert error.details["probe"] == "completion"
+    assert "did not come back" in error.message
+
+
+def test_loading_is_not_failing(home, uid, port):
+    """503 on health is waited out, however early the port answers."""
+    made = stub(port, load_s=1.5)
+    engine_process.start(home, uid, made, SECRET)
+    began = time.monotonic()
+    wait_ready(home, uid, made, SECRET)
+    assert time.monotonic() - began > 1
+
+
+def test_a_wait_can_be_given_up(home, uid, port):
+    """A cancelled activation does not wait for the deadline."""
+    made = stub(port, load_s=60)
+    engine_process.start(home, uid, made, SECRET)
+
+    def check() -> None:
+        raise Cancelled("a person cancelled it")
+
+    with pytest.raises(Cancelled):
+        wait_ready(home, uid, made, SECRET, check=check)
+
+
+def test_a_deaf_engine_and_its_children_are_killed_as_a_group(home, uid, port):
+    """SIGTERM is ignored by both; after the wait nothing of the group is left."""
+    made = stub(port, deaf=True, child=True)
+    process = engine_process.start(home, uid, made, SECRET)
+    wait_ready(home, uid, made, SECRET)
+    children = psutil.Process(process.pid).children()
+    assert len(children) == 1
+    engine_process.stop(home, uid, port=port, term_s=1)
+    assert not is_alive(process.pid, process.started)
+    assert not children[0].is_running() or children[0].status() == psutil.STATUS_ZOMBIE
+    assert engine_process.port_owner(port) is None
+
+
+def test_an_engine_outlives_the_thread_that_started_it(home, uid, port):
+    """Nothing ties it to the life of the worker's thread."""
+    made = stub(port)
+    thread = threading.Thread(target=engine_process.start, args=(home, uid, made, SECRET))
+    thread.start()
+    thread.join()
+    assert wait_ready(home, uid, made, SECRET).completion == " east."
+
+
+def test_one_program_comes_and_goes_without_touching_another(home, uid, port):
+    """Adding, replacing and removing a second engine leaves the first one's pid alone."""
+    first = engine_process.start(home, uid, stub(port), SECRET)
+    supervisor = Supervisor(home)
+    other = ProgramSpec("other", ["/bin/sleep", "60"], home.logs / "other.log")
+    supervisor.start_program(other)
+    supervisor.start_program(replace(other, argv=["/bin/sleep", "61"]))
+    supervisor.restart_program("other")
+    supervisor.remove_program("other")
+    supervisor.launch()
+    assert supervisor.program("other") is None
+    assert engine_process.process(home, uid) == (first.pid, first.started)
+
+
+def test_a_crashed_engine_is_started_again(home, uid, port):
+    """After it had started once, its end is a crash, and the supervisor brings it back."""
+    made = stub(port)
+    process = engine_process.start(home, uid, made, SECRET, startsecs=0)
+    wait_ready(home, uid, made, SECRET)
+    os.kill(process.pid, signal.SIGKILL)
+    give_up = time.monotonic() + 20
+    while (again := engine_process.process(home, uid)) in (None, (process.pid, process.started)):
+        assert time.monotonic() < give_up
+        time.sleep(0.1)
+    assert wait_ready(home, uid, made, SECRET).pid == again[0]
+
+
+def test_what_a_killed_supervisor_leaves_is_found_and_ended(tmp_path):
+    """Its engine goes on after a SIGKILL of the supervisor; the next start clears it away."""
+    home = Home(tmp_path)
+    supervisor = Supervisor(home)
+    supervisor.launch()
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port = one.getsockname()[1]
+    made = stub(port, deaf=True)
+    process = engine_process.start(home, "left", made, SECRET)
+    wait_ready(home, "left", made, SECRET)
+    assert supervisor.end_leftovers() == []
+    daemon = supervisor.pid_of_daemon()
+    assert daemon
+    os.kill(daemon, signal.SIGKILL)
+    while supervisor.running():
+        time.sleep(0.05)
+    assert is_alive(process.pid, process.started)
+    with pytest.raises(Unreachable, match="mm up"):
+        supervisor.status()
+    engine_process.stop(home, "left", port=port, pid=process.pid, started=process.started, term_s=1)
+    assert not is_alive(process.pid, process.started)
+    assert supervisor.end_leftovers() == []
+
+
+def test_leftovers_are_named_when_they_are_ended(tmp_path):
+    """Without any record, by the mark in their environment."""
+    home = Home(tmp_path)
+    supervisor = Supervisor(home)
+    supervisor.launch([ProgramSpec("service", ["/bin/sleep", "60"], home.logs / "service.log")])
+    pid = supervisor.pid("service")
+    assert pid
+    started = psutil.Process(pid).create_time()
+    daemon = supervisor.pid_of_daemon()
+    assert daemon
+    os.kill(daemon, signal.SIGKILL)
+    while supervisor.running():
+        time.sleep(0.05)
+    (home.run_dir / "programs.json").unlink(missing_ok=True)
+    assert supervisor.end_leftovers() == [f"service (pid {pid})"]
+    assert not is_alive(pid, started)
+
+
+def test_launch_starts_changes_and_removes_services(tmp_path):
+    """A second launch restarts what changed, ends what is no longer listed, and nothing else."""
+    home = Home(tmp_path)
+    supervisor = Supervisor(home)
+    keep = ProgramSpec("keep", ["/bin/sleep", "60"], home.logs / "keep.log", {"A": 'x % "y" \\ ,;'})
+    gone = ProgramSpec("gone", ["/bin/sleep", "60"], home.logs / "gone.log")
+    supervisor.launch([keep, gone])
+    try:
+        pids = {p.name: p.pid for p in supervisor.status()}
+        assert psutil.Process(pids["keep"]).environ()["A"] == 'x % "y" \\ ,;'
+        changed = ProgramSpec("new", ["/bin/sleep", "61"], home.logs / "new.log")
+        supervisor.launch([keep, changed])
+        after = {p.name: p.pid for p in supervisor.status()}
+        assert set(after) == {"keep", "new"}
+        assert after["keep"] == pids["keep"]
+        supervisor.launch([keep, replace(changed, argv=["/bin/sleep", "62"])])
+        assert {p.name: p.pid for p in supervisor.status()}["new"] != after["new"]
+    finally:
+        supervisor.shutdown(20, lambda _line: None)
+    assert not supervisor.running()
+    assert not any(psutil.pid_exists(pid) for pid in pids.values() if pid)
+
+
+def test_a_value_that_the_configuration_cannot_hold_is_refused(tmp_path):
+    """Supervisord would cut it off as a comment, in silence."""
+    supervisor = Supervisor(Home(tmp_path))
+    with pytest.raises(InvalidInput, match="cannot hold"):
+        supervisor.launch([ProgramSpec("x", ["/bin/echo", "a ;b"], tmp_path / "x.log")])
+    for value in ("a ;b", "'\"", "a'", "a\nb"):
+        odd = ProgramSpec("x", ["/bin/echo"], tmp_path / "x.log", {"A": value})
+        with pytest.raises(InvalidInput, match="cannot hold"):
+            supervisor.launch([odd])
+    with pytest.raises(InvalidInput, match="cannot name"):
+        supervisor.launch([ProgramSpec("x:y", ["/bin/echo"], tmp_path / "x.log")])
+
+
+def test_free_port_skips_what_is_taken(port):
+    """A port that somebody listens on, or that another replica has been given, is passed over."""
+    with socket.socket() as old:
+        old.bind(("127.0.0.1", port))
+        old.listen()
+        found = engine_process.free_port(port, taken=frozenset({port + 1}))
+    assert found >= port + 2
+    with socket.socket() as old:
+        old.bind(("127.0.0.1", port))
+        old.listen()
+        with pytest.raises(Conflict, match="no free port"):
+            engine_process.free_port(port, count=1)
