@@ -8,15 +8,21 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pynvml
 
 from mmadmin.core.errors import ToolMissing
-from mmadmin.core.facts import GpuFacts, HostFacts
+from mmadmin.core.facts import DiskFacts, GpuFacts, GpuProcess, HostFacts
 from mmadmin.host import compiler as toolchain
+
+_NVLINK_MAX = 18
+"""`NVML_NVLINK_MAX_LINKS`."""
 
 
 def host_facts(store: Path | None = None) -> HostFacts:
@@ -40,6 +46,8 @@ def host_facts(store: Path | None = None) -> HostFacts:
         gpus=gpus,
         disk_free_bytes=disk.free,
         disk_total_bytes=disk.total,
+        cuda_toolkits=cuda_toolkits(),
+        disks=disks(),
     )
 
 
@@ -49,6 +57,29 @@ def compiler() -> str:
         return toolchain.compiler().label
     except ToolMissing:
         return ""
+
+
+def cuda_toolkits() -> tuple[str, ...]:
+    """Versions of every CUDA toolkit found; the first is the one that builds use."""
+    versions = [toolchain.cuda_version()]
+    for folder in sorted(Path("/usr/local").glob("cuda-*"), reverse=True):
+        release = re.fullmatch(r"cuda-(\d+\.\d+)", folder.name)
+        if release and (folder / "bin" / "nvcc").exists():
+            versions.append(release[1])
+    return tuple(dict.fromkeys(version for version in versions if version))
+
+
+def disks() -> tuple[DiskFacts, ...]:
+    """The physical file systems, each once, by mount point."""
+    found: dict[str, DiskFacts] = {}
+    for part in psutil.disk_partitions(all=False):
+        try:
+            usage = shutil.disk_usage(part.mountpoint)
+        except OSError:  # a mount that went away, or may not be looked at
+            continue
+        if not Path(part.mountpoint).is_file():
+            found.setdefault(part.device, DiskFacts(part.mountpoint, usage.total, usage.free))
+    return tuple(sorted(found.values(), key=lambda disk: disk.path))
 
 
 def gpu_processes() -> dict[int, int]:
@@ -98,15 +129,18 @@ def _gpus() -> tuple[str, tuple[GpuFacts, ...]]:
         return "", ()
     try:
         driver = _text(pynvml.nvmlSystemGetDriverVersion())
-        return driver, tuple(_gpu(index) for index in range(pynvml.nvmlDeviceGetCount()))
+        count = pynvml.nvmlDeviceGetCount()
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(count)]
+        buses = {_bus(pynvml.nvmlDeviceGetPciInfo(h)): i for i, h in enumerate(handles)}
+        return driver, tuple(_gpu(i, handle, buses) for i, handle in enumerate(handles))
     finally:
         pynvml.nvmlShutdown()
 
 
-def _gpu(index: int) -> GpuFacts:
-    handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+def _gpu(index: int, handle: Any, buses: Mapping[str, int]) -> GpuFacts:
     memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
     major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
+    running = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
     return GpuFacts(
         index=index,
         name=_text(pynvml.nvmlDeviceGetName(handle)),
@@ -114,7 +148,30 @@ def _gpu(index: int) -> GpuFacts:
         memory_total_bytes=int(memory.total),
         memory_free_bytes=int(memory.free),
         uuid=_text(pynvml.nvmlDeviceGetUUID(handle)),
+        nvlink_peers=_nvlink_peers(handle, index, buses),
+        processes=tuple(GpuProcess(int(p.pid), int(p.usedGpuMemory or 0)) for p in running),
     )
+
+
+def _nvlink_peers(handle: Any, index: int, buses: Mapping[str, int]) -> tuple[int, ...]:
+    """The GPUs at the other ends of its active links; a GPU without NVLink has none.
+
+    A link that ends at a switch names no GPU: every GPU of the host is then a peer.
+    """
+    peers: set[int] = set()
+    for link in range(_NVLINK_MAX):
+        try:
+            if not pynvml.nvmlDeviceGetNvLinkState(handle, link):
+                continue
+            remote = buses.get(_bus(pynvml.nvmlDeviceGetNvLinkRemotePciInfo(handle, link)))
+        except pynvml.NVMLError:  # it has no more links, or does not answer this
+            break
+        peers |= set(buses.values()) if remote is None else {remote}
+    return tuple(sorted(peers - {index}))
+
+
+def _bus(pci: Any) -> str:
+    return _text(pci.busId).lower()
 
 
 def _text(value: str | bytes) -> str:
