@@ -27,7 +27,7 @@ def canonical(value: Any) -> bytes:
     Raises `InvalidDerivation` for what has no canonical form, naming where it lies.
     """
     return json.dumps(
-        _plain(value, "$", 0),
+        _plain(value, None, 0),
         ensure_ascii=False,
         sort_keys=True,
         separators=(",", ":"),
@@ -66,54 +66,69 @@ def parse(data: bytes) -> Json:
         raise InvalidDerivation(f"not JSON: {error.msg} (character {error.pos})") from error
     except RecursionError as error:
         raise InvalidDerivation(f"nested deeper than {MAX_DEPTH} levels") from error
-    return _plain(value, "$", 0)
+    return _plain(value, None, 0)
 
 
-def _plain(value: Any, where: str, depth: int) -> Json:
+Place = tuple["Place", str | int] | None
+"""Where a value lies, innermost last; put into words only when something is wrong there."""
+
+
+def _plain(value: Any, place: Place, depth: int) -> Json:
     """A copy made of dict, list, str, int, bool and None only."""
     if depth > MAX_DEPTH:
         raise InvalidDerivation(f"nested deeper than {MAX_DEPTH} levels")
     if value is None or isinstance(value, bool):
         return value
-    if isinstance(value, int):
-        return _check_integer(int(value), where)
     if isinstance(value, str):
-        return _check_text(str(value), where)
+        return _check_text(value, place)
+    if isinstance(value, int):
+        return _check_integer(int(value), place)
     if isinstance(value, Mapping):
         return {
-            _check_key(key, where): _plain(item, f"{where}.{key}", depth + 1)
+            _check_key(key, place): _plain(item, (place, key), depth + 1)
             for key, item in value.items()
         }
     if isinstance(value, list | tuple):
-        return [_plain(item, f"{where}[{i}]", depth + 1) for i, item in enumerate(value)]
-    remedy = "write it as an integer in a smaller unit, or as text" if _is_float(value) else ""
+        return [_plain(item, (place, i), depth + 1) for i, item in enumerate(value)]
+    remedy = ""
+    if isinstance(value, float):
+        remedy = "write it as an integer in a smaller unit, or as text"
     raise InvalidDerivation(
-        f"{where} is a {type(value).__name__}, which has no canonical form", remedy=remedy
+        f"{_words(place)} is a {type(value).__name__}, which has no canonical form", remedy=remedy
     )
 
 
-def _is_float(value: object) -> bool:
-    return isinstance(value, float)
+def _words(place: Place) -> str:
+    if place is None:
+        return "$"
+    outer, key = place
+    return _words(outer) + (f"[{key}]" if isinstance(key, int) else f".{key}")
 
 
-def _check_integer(value: int, where: str) -> int:
+def _check_integer(value: int, place: Place) -> int:
     if abs(value) > MAX_INTEGER:
-        raise InvalidDerivation(f"{where} is an integer beyond 2^53", remedy="write it as text")
+        raise InvalidDerivation(
+            f"{_words(place)} is an integer beyond 2^53", remedy="write it as text"
+        )
     return value
 
 
-def _check_text(value: str, where: str) -> str:
+def _check_text(value: str, place: Place) -> str:
+    if value.isascii():
+        return str(value)
     try:
         value.encode("utf-8")
     except UnicodeEncodeError as error:
-        raise InvalidDerivation(f"{where} holds a lone surrogate, which is not text") from error
-    return value
+        raise InvalidDerivation(
+            f"{_words(place)} holds a lone surrogate, which is not text"
+        ) from error
+    return str(value)
 
 
-def _check_key(key: object, where: str) -> str:
+def _check_key(key: object, place: Place) -> str:
     if not isinstance(key, str):
-        raise InvalidDerivation(f"{where} has a key that is not text: {key!r}")
-    return _check_text(str(key), f"a key of {where}")
+        raise InvalidDerivation(f"{_words(place)} has a key that is not text: {key!r}")
+    return _check_text(key, (place, "(a key)"))
 
 
 def _object_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from mmadmin.core.errors import DiskFull, StoreCorrupt
 
@@ -71,6 +72,14 @@ class Index:
                 connection.execute("COMMIT")
             return True
 
+    def row(self, query: str, values: tuple[object, ...] = ()) -> tuple[Any, ...] | None:
+        """The first row of a query, or None."""
+        try:
+            found: tuple[Any, ...] | None = self._connection().execute(query, values).fetchone()
+        except sqlite3.DatabaseError as error:
+            raise _in_words(error) from None
+        return found
+
     @contextmanager
     def read(self) -> Iterator[sqlite3.Connection]:
         """A connection to read from; each statement sees one state."""
@@ -127,14 +136,19 @@ class Index:
         try:
             yield
         except sqlite3.DatabaseError as error:
-            if isinstance(error, sqlite3.OperationalError):
-                if "full" not in str(error):
-                    raise
-                raise DiskFull(
-                    f"disk full while writing the store's index: {error}",
-                    remedy="free space with `mm store gc` and try again",
-                ) from error
-            raise StoreCorrupt(
-                f"the store's index cannot be used: {error}",
-                remedy="rebuild it from the disk with `mm store reindex`",
-            ) from error
+            raise _in_words(error) from None
+
+
+def _in_words(error: sqlite3.DatabaseError) -> Exception:
+    """What the database's error means for a person; the error itself where it is our bug."""
+    if not isinstance(error, sqlite3.OperationalError):
+        return StoreCorrupt(
+            f"the store's index cannot be used: {error}",
+            remedy="rebuild it from the disk with `mm store reindex`",
+        )
+    if "full" in str(error):
+        return DiskFull(
+            f"disk full while writing the store's index: {error}",
+            remedy="free space with `mm store gc` and try again",
+        )
+    return error
