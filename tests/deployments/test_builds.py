@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
-from django.db import connection, connections
+from django.db import connections
 from django.utils import timezone
 
 from deployments import actions, tasks
@@ -21,60 +16,17 @@ from deployments.jobs import lease, sweeper
 from deployments.jobs.recorder import recording
 from deployments.models import Build, BuildStep, Generation, LogChunk, StepState, Transition
 from mmadmin.core.errors import Conflict, LeaseLost
-from mmadmin.core.home import Home
 from mmadmin.core.lifecycle import GenerationState, JobState
 from tests.deployments import machines
 from tests.deployments.conftest import People, use_broker
+from tests.deployments.processes import until, worker
 from tests.deployments.specs import spec
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.database]
-
-
-@pytest.fixture(autouse=True)
-def machine(settings, tmp_path: Path) -> Iterator[None]:
-    settings.HOME = Home(tmp_path)
-    settings.MACHINE = "tests.deployments.machines.ToyMachine"
-    yield
-    machines.tell("hold", [])
-
-
-def database_url() -> str:
-    """The test database as another process reaches it."""
-    of = connection.settings_dict
-    if connection.vendor == "sqlite":
-        return f"sqlite:///{of['NAME']}"
-    return f"postgresql://{of['USER']}:{of['PASSWORD']}@/{of['NAME']}?host={of['HOST']}"
-
-
-WORKER = """
-import os, sys
-import django
-from tests import settings
-django.setup()
-from django.conf import settings
-from mmadmin.core.home import Home
-settings.MACHINE = "tests.deployments.machines.ToyMachine"
-from deployments import tasks
-getattr(tasks, sys.argv[1])(int(sys.argv[2]))
-"""
-
-
-def worker(task: str, job_id: int, home: Path) -> subprocess.Popen[bytes]:
-    """Another process that does a job, as a worker's pool process would."""
-    env = os.environ | {
-        "DATABASE_URL": database_url(),
-        "MM_HOME": str(home),
-        "DJANGO_SETTINGS_MODULE": "tests.settings",
-    }
-    return subprocess.Popen([sys.executable, "-c", WORKER, task, str(job_id)], env=env)
-
-
-def until(holds: Callable[[], object], timeout_s: float = 20) -> None:
-    """Wait for something that another thread or process does."""
-    deadline = time.monotonic() + timeout_s
-    while not holds():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.02)
+pytestmark = [
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.database,
+    pytest.mark.usefixtures("toy_machine"),
+]
 
 
 def deployed(people: People, **kwargs: object) -> tuple[Generation, Build]:

@@ -1,0 +1,53 @@
+"""Jobs in processes of their own, as a worker's pool processes are: they can be killed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from django.conf import settings
+from django.db import connection
+
+
+def database_url() -> str:
+    """The test database as another process reaches it."""
+    of = connection.settings_dict
+    if connection.vendor == "sqlite":
+        return f"sqlite:///{of['NAME']}"
+    return f"postgresql://{of['USER']}:{of['PASSWORD']}@/{of['NAME']}?host={of['HOST']}"
+
+
+WORKER = """
+import os, sys
+import django
+django.setup()
+from django.conf import settings
+settings.MACHINE = "tests.deployments.machines.ToyMachine"
+from deployments import tasks
+from deployments.jobs import gates
+gates.QUIET_S = 0
+getattr(tasks, sys.argv[1])(int(sys.argv[2]))
+"""
+
+
+def worker(task: str, job_id: int, home: Path) -> subprocess.Popen[bytes]:
+    """Another process that does a job, as a worker's pool process would."""
+    env = os.environ | {
+        "DATABASE_URL": database_url(),
+        "MM_HOME": str(home),
+        "DJANGO_SETTINGS_MODULE": "tests.settings",
+        "REDIS_URL": settings.REDIS_URL,
+    }
+    return subprocess.Popen([sys.executable, "-c", WORKER, task, str(job_id)], env=env)
+
+
+def until(holds: Callable[[], object], timeout_s: float = 20) -> None:
+    """Wait for something that another thread or process does."""
+    deadline = time.monotonic() + timeout_s
+    while not holds():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.02)

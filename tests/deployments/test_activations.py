@@ -1,0 +1,353 @@
+"""Activations as a durable walk: overlap, swap, stop, failure, cancel, and a kill at every step."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+from django.db import connections
+
+from deployments import actions, tasks
+from deployments.jobs import gates, watch
+from deployments.models import Activation, Deployment, Generation, Replica
+from mmadmin.core.errors import Conflict
+from mmadmin.core.lifecycle import GenerationState, JobState
+from mmadmin.core.snapshot import SNAPSHOT_KEY, snapshot_from_json
+from tests.deployments import machines
+from tests.deployments.conftest import People
+from tests.deployments.processes import until, worker
+from tests.deployments.specs import spec
+
+pytestmark = [
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.usefixtures("toy_machine", "broker"),
+]
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test's broker counts as having heard every gate."""
+    monkeypatch.setattr(gates, "QUIET_S", 0)
+
+
+class Gate:
+    """A gate that follows the snapshot and says what is in flight."""
+
+    def __init__(self, broker) -> None:
+        self.broker = broker
+        self.inflight: dict[str, int] = {}
+        self.routes: list[tuple[str, int | None, int]] = []
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._stop.wait(0.02):
+            text = self.broker.get(SNAPSHOT_KEY)
+            version = 0
+            if text:
+                snapshot = snapshot_from_json(text)
+                version = snapshot.version
+                for route in snapshot.routes.values():
+                    seen = (route.mode, route.generation, len(route.replicas))
+                    if not self.routes or self.routes[-1] != seen:
+                        self.routes.append(seen)
+            said = {"version": version, "inflight": self.inflight, "held": {}, "at": time.time()}
+            self.broker.set("mm:gate:test", json.dumps(said), ex=5)
+
+    def stop(self) -> None:
+        """Fall silent."""
+        self._stop.set()
+        self._thread.join()
+
+
+@pytest.fixture
+def gate(broker) -> Iterator[Gate]:
+    """A gate that listens."""
+    gate = Gate(broker)
+    yield gate
+    gate.stop()
+
+
+def built(people: People, context: int = 2048, **kwargs: str) -> Generation:
+    """A generation that is built and not live."""
+    generation = actions.deploy(
+        people.bob, spec(context=context, **kwargs), reason=f"context {context}", activate=False
+    )
+    tasks.run_build(generation.builds.get().pk)
+    generation.refresh_from_db()
+    assert generation.state == GenerationState.BUILT
+    return generation
+
+
+def go(people: People, number: int) -> Activation:
+    """Activate a generation and do the job."""
+    activation = actions.activate(people.bob, "smol", number, reason="go")
+    tasks.run_activation(activation.pk)
+    activation.refresh_from_db()
+    return activation
+
+
+def running() -> list[str]:
+    """Which generations have an engine."""
+    return sorted(machines.told("engines", {}).values())
+
+
+def states() -> list[str]:
+    """Every generation's state, in order."""
+    return list(Generation.objects.order_by("number").values_list("state", flat=True))
+
+
+def live() -> int | None:
+    """The number of the live generation."""
+    return Deployment.objects.values_list("live__number", flat=True).get(name="smol")
+
+
+def test_the_first_generation_goes_live(people: People, gate: Gate) -> None:
+    """Nothing was there: start, prove, route."""
+    built(people)
+    activation = go(people, 1)
+    assert (activation.state, activation.mode, activation.error) == ("succeeded", "overlap", None)
+    assert (live(), states(), running()) == (1, ["live"], ["smol/1"])
+    replica = Replica.objects.get()
+    assert (replica.state, replica.port, replica.slots) == ("ready", 21000, 1)
+    assert Generation.objects.get().probe_report == {"completion": "ok"}
+    until(lambda: gate.routes and gate.routes[-1] == ("open", 1, 1))
+
+
+def test_overlap_drains_the_old_before_it_ends(people: People, gate: Gate) -> None:
+    """The old engine lives until its last request has ended, and no moment has no route."""
+    built(people)
+    go(people, 1)
+    built(people, 4096)
+    gate.inflight["smol/1"] = 1
+    activation = actions.activate(people.bob, "smol", 2, reason="more")
+    thread = threading.Thread(target=_in_thread, args=(activation.pk,))
+    thread.start()
+    until(lambda: live() == 2)
+    until(lambda: Activation.objects.get(pk=activation.pk).phase == "drain")
+    time.sleep(0.3)
+    assert running() == ["smol/1", "smol/2"]
+    gate.inflight.clear()
+    thread.join(timeout=10)
+    assert (live(), states(), running()) == (2, ["retired", "live"], ["smol/2"])
+    until(lambda: gate.routes[-1] == ("open", 2, 1))
+    assert [route for route in gate.routes if route[1]] == [("open", 1, 1), ("open", 2, 1)]
+
+
+def _in_thread(activation_id: int) -> None:
+    try:
+        tasks.run_activation(activation_id)
+    finally:
+        connections.close_all()
+
+
+def test_swap_holds_while_there_is_no_engine(people: People, gate: Gate) -> None:
+    """Without memory for both, requests wait; the route goes from open over hold to open."""
+    built(people)
+    go(people, 1)
+    built(people, 4096)
+    machines.tell("fits", value=False)
+    activation = go(people, 2)
+    assert (activation.state, activation.mode) == ("succeeded", "swap")
+    assert (live(), states(), running()) == (2, ["retired", "live"], ["smol/2"])
+    until(lambda: gate.routes[-1] == ("open", 2, 1))
+    modes = [mode for mode, generation, _ in gate.routes if generation]
+    assert modes == ["open", "hold", "hold", "open"]
+    assert Deployment.objects.get().hold_until is None
+    stopped = machines.done().index(next(w for w in machines.done() if w.startswith("stop ")))
+    started = [n for n, w in enumerate(machines.done()) if w.startswith("start smol.2")]
+    assert stopped < started[0]
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_a_generation_that_does_not_prove_itself_fails(
+    people: People, gate: Gate, fits: bool
+) -> None:
+    """It ends as failed, in words; the old one stayed (overlap) or is back (swap)."""
+    built(people)
+    go(people, 1)
+    built(people, 4096)
+    machines.tell("fits", fits)
+    machines.tell("probe-fails", ["smol/2"])
+    activation = go(people, 2)
+    assert activation.state == JobState.FAILED
+    assert activation.error["code"] == "probe_failed"
+    assert (live(), states(), running()) == (1, ["live", "failed"], ["smol/1"])
+    assert Generation.objects.get(number=2).state_reason == "smol/2 answers nothing (read its log)"
+    until(lambda: gate.routes[-1] == ("open", 1, 1))
+    assert not any(generation == 2 for _, generation, _ in gate.routes)
+    machines.tell("probe-fails", [])
+    assert go(people, 2).state == JobState.SUCCEEDED, "a failed one may be tried again"
+
+
+def test_rollback_brings_the_earlier_one_back(people: People, gate: Gate) -> None:
+    """Back to 1 without a build; the history says who, when and why."""
+    built(people)
+    go(people, 1)
+    built(people, 4096)
+    go(people, 2)
+    before = len(machines.done())
+    activation = actions.rollback(people.bob, "smol", reason="2 is worse")
+    assert activation.target.number == 1
+    tasks.run_activation(activation.pk)
+    assert (live(), states(), running()) == (1, ["live", "retired"], ["smol/1"])
+    did = {line.split()[0] for line in machines.done()[before:]}
+    assert did == {"preflight", "start", "probe", "stop"}
+    with pytest.raises(Conflict, match="no earlier generation"):
+        actions.rollback(people.bob, "smol", reason="further")
+
+
+def test_stop_takes_it_down(people: People, gate: Gate) -> None:
+    """The route closes first, then the engine ends."""
+    built(people)
+    go(people, 1)
+    activation = actions.stop(people.bob, "smol", reason="maintenance")
+    tasks.run_activation(activation.pk)
+    assert (live(), states(), running()) == (None, ["retired"], [])
+    until(lambda: gate.routes[-1] == ("closed", None, 0))
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_cancel_while_it_loads(people: People, gate: Gate, fits: bool) -> None:
+    """Cancelled in the middle: the target is as before, the old one serves."""
+    built(people)
+    go(people, 1)
+    built(people, 4096)
+    machines.tell("fits", fits)
+    machines.tell("hold", ["loading"])
+    activation = actions.activate(people.bob, "smol", 2, reason="go")
+    thread = threading.Thread(target=_in_thread, args=(activation.pk,))
+    thread.start()
+    until(lambda: Activation.objects.get(pk=activation.pk).phase == "probe")
+    actions.cancel_activation(people.bob, activation.pk)
+    until(lambda: Activation.objects.get(pk=activation.pk).undoing)
+    machines.tell("hold", [])
+    thread.join(timeout=10)
+    activation.refresh_from_db()
+    assert activation.state == JobState.CANCELLED
+    assert (live(), states(), running()) == (1, ["live", "built"], ["smol/1"])
+    until(lambda: gate.routes[-1] == ("open", 1, 1))
+
+
+def test_one_activation_a_deployment(people: People) -> None:
+    """A second one is refused while the first is queued or runs."""
+    built(people)
+    built(people, 4096)
+    actions.activate(people.bob, "smol", 1)
+    with pytest.raises(Conflict, match="another activation"):
+        actions.activate(people.bob, "smol", 2)
+
+
+def test_a_taken_port_is_passed_over(people: People) -> None:
+    """Neither another deployment's port nor one that a stranger listens on is used."""
+    built(people)
+    go(people, 1)
+    machines.tell("taken", [21001])
+    built(people, name="other", public_name="other")
+    activation = actions.activate(people.bob, "other", 1)
+    tasks.run_activation(activation.pk)
+    assert sorted(Replica.objects.values_list("port", flat=True)) == [21000, 21002]
+
+
+def test_an_incomplete_closure_is_refused(people: People, gate: Gate) -> None:
+    """A failed preflight starts nothing and touches nothing."""
+    built(people)
+    go(people, 1)
+    built(people, 4096)
+    machines.tell("preflight-fails", ["smol/2"])
+    activation = go(people, 2)
+    assert activation.state == JobState.FAILED
+    assert not any(line.startswith("start smol.2") for line in machines.done())
+    assert (live(), running()) == (1, ["smol/1"])
+
+
+def test_an_auto_activated_build_goes_live(people: People, broker) -> None:
+    """`activate=True`: the end of the build queues the activation."""
+    generation = actions.deploy(people.bob, spec(), reason="first")
+    tasks.run_build(generation.builds.get().pk)
+    activation = Activation.objects.get()
+    assert broker.llen("host.local") == 2
+    tasks.run_activation(activation.pk)
+    assert live() == 1
+
+
+KILLS = [(fits, verb) for fits in (True, False) for verb in ("preflight", "start", "probe", "stop")]
+
+
+@pytest.mark.parametrize(("fits", "verb"), KILLS)
+def test_a_kill_at_every_step(people: People, gate: Gate, settings, fits: bool, verb: str) -> None:
+    """SIGKILL in a phase: the next worker goes on; one engine is left, the new one, and live."""
+    built(people)
+    go(people, 1)
+    built(people, 4096)
+    machines.tell("fits", fits)
+    machines.tell("suicide", [verb])
+    activation = actions.activate(people.bob, "smol", 2, reason="go")
+    first = worker("run_activation", activation.pk, settings.HOME.root)
+    assert first.wait(timeout=30) == -signal.SIGKILL
+    activation.refresh_from_db()
+    assert activation.state == JobState.RUNNING
+    tasks.run_activation(activation.pk)
+    activation.refresh_from_db()
+    assert (activation.state, activation.attempts) == ("succeeded", 2)
+    assert (live(), states(), running()) == (2, ["retired", "live"], ["smol/2"])
+    until(lambda: gate.routes[-1] == ("open", 2, 1))
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_a_kill_while_it_undoes(people: People, gate: Gate, settings, fits: bool) -> None:
+    """SIGKILL on the way back: the next worker goes on with the way back."""
+    built(people)
+    go(people, 1)
+    built(people, 4096)
+    machines.tell("fits", fits)
+    machines.tell("probe-fails", ["smol/2"])
+    machines.tell("hold", ["loading"])
+    activation = actions.activate(people.bob, "smol", 2, reason="go")
+    first = worker("run_activation", activation.pk, settings.HOME.root)
+    until(lambda: Activation.objects.get(pk=activation.pk).phase == "probe")
+    machines.tell("suicide", ["stop"])
+    machines.tell("hold", [])
+    assert first.wait(timeout=30) == -signal.SIGKILL
+    assert Activation.objects.get(pk=activation.pk).undoing
+    tasks.run_activation(activation.pk)
+    activation.refresh_from_db()
+    assert activation.state == JobState.FAILED
+    assert activation.error["code"] == "probe_failed"
+    assert (live(), states(), running()) == (1, ["live", "failed"], ["smol/1"])
+    until(lambda: gate.routes[-1] == ("open", 1, 1))
+
+
+def test_one_that_kills_its_worker_goes_back(people: People, gate: Gate, settings) -> None:
+    """After a few lost workers the walk turns round instead of looping."""
+    built(people)
+    go(people, 1)
+    built(people, 4096)
+    activation = actions.activate(people.bob, "smol", 2, reason="go")
+    Activation.objects.filter(pk=activation.pk).update(attempts=3)
+    tasks.run_activation(activation.pk)
+    activation.refresh_from_db()
+    assert activation.state == JobState.FAILED
+    assert "worker killed" in activation.error["message"]
+    assert (live(), running()) == (1, ["smol/1"])
+
+
+def test_the_watch_ends_engines_that_nobody_wants(people: People) -> None:
+    """A replica of a generation that is not live and not being activated is ended."""
+    generation = built(people)
+    go(people, 1)
+    other = built(people, 4096)
+    leftover = Replica.objects.create(
+        uid="leftover", generation=other, host=generation.deployment.host, port=29999
+    )
+    with machines.ToyMachine().engines() as engines:
+        engines["leftover"] = "smol/2"
+    watch.watch(machines.ToyMachine())
+    leftover.refresh_from_db()
+    assert leftover.state == "stopped"
+    assert running() == ["smol/1"]
