@@ -3,8 +3,21 @@
 from __future__ import annotations
 
 from django.contrib import admin
-from django.urls import URLPattern, URLResolver, path
+from django.http import HttpRequest, HttpResponse
+from django.urls import URLPattern, URLResolver, include, path
+
+
+def healthz(_request: HttpRequest) -> HttpResponse:
+    """Say that this process answers; asks nothing of database or broker."""
+    return HttpResponse("ok\n", content_type="text/plain")
+
 
 urlpatterns: list[URLPattern | URLResolver] = [
+    path("healthz", healthz),
     path("admin/", admin.site.urls),
+    path("", include("deployments.pages")),
 ]
+
+handler403 = "deployments.views.errors.refused"
+handler404 = "deployments.views.errors.missing"
+handler500 = "deployments.views.errors.broken"

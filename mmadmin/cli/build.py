@@ -10,7 +10,7 @@ import json
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -197,10 +197,7 @@ def _tools(home: Home, watcher: Watcher) -> Callable[[Derivation, Staging, Path]
 
     def tools_for(_derivation: Derivation, staging: Staging, log_path: Path) -> StepTools:
         log_file = log_path.open("a", encoding="utf-8", errors="replace", buffering=1)
-        config = replace(
-            HostConfig.from_env(home.store / "downloads", hidden=[home.secrets]),
-            reserve=staging.reserve,
-        )
+        config = HostConfig.from_env(home.store / "downloads", hidden=[home.secrets])
         return HostToolbox(
             staging,
             lambda line: print(line, file=log_file),

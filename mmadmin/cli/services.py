@@ -74,7 +74,7 @@ def services(home: Home, ports: Ports) -> list[Service]:
     gate = f"http://127.0.0.1:{ports.metrics}/healthz"
     found = [] if external else [_broker(home, env)]
     found += [
-        Service(_panel(home, ports, env), lambda: _http_ok(panel)),
+        Service(_panel(home, ports, env), lambda: _http_ok(panel, host=panel_host())),
         Service(_gate(home, env), lambda: _http_ok(gate)),
         Service(_worker(home, env), lambda: _worker_answers(url)),
         Service(_beat(home, env), lambda: True),
@@ -186,9 +186,16 @@ def _beat(home: Home, env: Mapping[str, str]) -> ProgramSpec:
     )
 
 
-def _http_ok(url: str) -> bool:
+def panel_host() -> str:
+    """A name that the panel answers to, for asking it from this machine."""
+    first = (os.environ.get("MM_ALLOWED_HOSTS") or "*").split(",")[0]
+    return "localhost" if first == "*" else first.lstrip(".")
+
+
+def _http_ok(url: str, *, host: str = "localhost") -> bool:
     try:
-        return httpx.get(url, timeout=2.0, trust_env=False).status_code == httpx.codes.OK
+        answer = httpx.get(url, headers={"Host": host}, timeout=2.0, trust_env=False)
+        return answer.status_code == httpx.codes.OK
     except httpx.HTTPError:
         return False
 
