@@ -195,9 +195,9 @@ def panel_host() -> str:
 def _http_ok(url: str, *, host: str = "localhost") -> bool:
     try:
         answer = httpx.get(url, headers={"Host": host}, timeout=2.0, trust_env=False)
-        return answer.status_code == httpx.codes.OK
     except httpx.HTTPError:
         return False
+    return answer.status_code == httpx.codes.OK
 
 
 def _broker_answers(url: str) -> bool:

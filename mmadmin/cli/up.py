@@ -72,7 +72,7 @@ def up(
         console.print(f"mmadmin in [bold]{escape(str(home.root))}[/]{' (new)' if first else ''}")
     start_services(home, ports, restart=restart, quiet=as_json)
     admin = ensure_admin()
-    if admin.password and not as_json:  # said at once: what follows may be interrupted
+    if admin.password and demo and not as_json:  # said at once: what follows may be interrupted
         console.print(
             f"\npanel   [bold]{installation.panel_url(ports)}[/]\n"
             f"login   [bold]{escape(admin.username)}[/], password [bold]{admin.password}[/]"
