@@ -27,6 +27,8 @@ from mmadmin.core.errors import InvalidInput, ToolMissing
 Level = Literal["bubblewrap", "unshare", "none"]
 LEVELS: tuple[Level, ...] = ("bubblewrap", "unshare", "none")
 TRIAL_TIMEOUT_S = 20
+AS_SECOND = ("/bin/sh", "-c", '"$@"; exit $?', "sh")
+"""A namespace's first process ignores signals such as its own SIGABRT: be the second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,7 @@ class Sandbox:
         if self.level == "bubblewrap":
             return [*self._bubblewrap(cwd), "--", *argv]
         if self.level == "unshare":
-            return [*_unshare(), "--", *argv]
+            return [*_unshare(), "--", *AS_SECOND, *argv]
         return list(argv)
 
     def _bubblewrap(self, cwd: Path) -> list[str]:
