@@ -6,6 +6,7 @@ database (lease and fencing token), so a message may come twice, late or never.
 
 from __future__ import annotations
 
+import logging
 import os
 from typing import Any
 
@@ -13,6 +14,10 @@ from celery import Celery
 from django.conf import settings
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "mmadmin.settings")
+
+for _chatty in ("celery.app.trace", "celery.worker.strategy", "celery.beat"):
+    # Every beat would write its lines; failures are errors and are still logged.
+    logging.getLogger(_chatty).setLevel(logging.WARNING)
 
 VISIBILITY_TIMEOUT_S = 3600
 """After this Redis delivers an unacknowledged message again; the lease makes that harmless."""
