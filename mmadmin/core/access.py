@@ -15,6 +15,19 @@ import secrets
 from dataclasses import dataclass
 from hashlib import sha256
 
+ENDPOINTS = (
+    "chat",
+    "completions",
+    "embeddings",
+    "responses",
+    "rerank",
+    "tokenize",
+    "messages",
+    "audio",
+    "images",
+)
+"""What a key's endpoint scope may name; `/v1/models` is open to every key."""
+
 ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 ID_LENGTH = 12
 SECRET_LENGTH = 32
@@ -41,7 +54,7 @@ def _check(body: str) -> str:
 
 def key_digest(text: str, pepper: bytes) -> str:
     """Hex HMAC-SHA256 of the whole key."""
-    return hmac.new(pepper, text.encode(), sha256).hexdigest()
+    return hmac.digest(pepper, text.encode(), "sha256").hex()
 
 
 def new_key(pepper: bytes) -> NewKey:

@@ -26,6 +26,11 @@ USAGE_ACK_KEY = "mm:usage:ack"
 GATE_PRESENCE_PREFIX = "mm:gate:"
 """Redis string a gate worker (with expiry): JSON of `{"version", "inflight": {generation uid: n},
 "held": {deployment: n}, "at"}`; an activation waits for every gate to have seen its version."""
+GATE_WATCH_PREFIX = "mm:top:"
+"""Redis string a gate worker (with expiry): JSON of `{"at", "rates": [{"deployment", "key",
+"requests_per_s", "prompt_tokens_per_s", "completion_tokens_per_s"}], "lines": {deployment:
+{"running", "waiting", "slots"}}, "requests": [{"id", "key", "deployment", "generation", "endpoint",
+"state", "stream", "age_s", "events"}]}`: what is going on now, for people who watch."""
 
 RouteMode = Literal["open", "hold", "closed"]
 

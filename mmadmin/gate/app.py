@@ -1,0 +1,460 @@
+"""The gate: an ASGI application that knows keys and routes.
+
+A request's journey: allowed path → key → body → model → limits → turnstile → engine → books.
+Everything that can be known is in memory; nothing here waits for a broker, a disk or a database
+(keys with limits ask the broker, and do without it when it is away).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import re
+import secrets
+import time
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+from urllib.parse import unquote
+
+import orjson
+
+from mmadmin.core.access import engine_secret
+from mmadmin.core.snapshot import KeyRecord, Route, Snapshot
+from mmadmin.gate.directory import EMPTY, Directory
+from mmadmin.gate.flight import Flight, Stop
+from mmadmin.gate.keys import check_key, presented_key
+from mmadmin.gate.ledger import AccessLog, Outcome, count, note_rate, tokens_of, usage_of
+from mmadmin.gate.limits import Limiter
+from mmadmin.gate.metrics import Metrics
+from mmadmin.gate.rates import Rates
+from mmadmin.gate.refusal import Dialect, Refusal, no_model, not_served, wrong_key
+from mmadmin.gate.relay import Relay
+from mmadmin.gate.settings import GateSettings
+from mmadmin.gate.surface import MODEL, MODELS, POSTS
+from mmadmin.gate.turnstile import Turnstile
+from mmadmin.gate.upstream import Upstream
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+CLIENT_LEFT = 499
+_CLIENT_ID = re.compile(rb"[!-~]{1,128}")
+_FORM_MODEL = re.compile(rb'name="?model"?\r\n(?:[^\r\n]+\r\n)*\r\n([^\r\n]{1,256})\r\n--')
+_JSON = (b"content-type", b"application/json")
+_PASSED_ON = (b"content-type", b"accept", b"anthropic-version", b"anthropic-beta", b"traceparent")
+"""What of a request's headers reaches the engine; never a credential."""
+log = logging.getLogger("mmadmin.gate")
+
+
+class Gone(Exception):
+    """The client left before its request was whole."""
+
+
+class Gate:
+    """The ASGI application and everything that it keeps in memory."""
+
+    def __init__(
+        self,
+        settings: GateSettings,
+        directory: Directory,
+        *,
+        limiter: Limiter,
+        worker: str = "0",
+    ) -> None:
+        self.settings = settings
+        self.directory = directory
+        self.limiter = limiter
+        self.snapshot: Snapshot = EMPTY
+        self.metrics = Metrics(worker)
+        self.rates = Rates()
+        self.access_log = AccessLog(enabled=settings.access_log)
+        self.flights: dict[str, Flight] = {}
+        self.inflight: dict[str, int] = {}
+        """Requests at an engine, by generation uid."""
+        self.turnstiles: dict[str, Turnstile] = {}
+        """By deployment."""
+        self.upstreams: dict[str, Upstream] = {}
+        """By replica uid."""
+        self.changed = asyncio.Event()
+        """Set when the presence ought to be told anew at once."""
+        self.stopping = False
+        self._relay = Relay(self)
+        self._id_head = "req_" + secrets.token_hex(8)
+        self._ids = itertools.count(1)
+        self.metrics.lines = self._lines
+
+    # the snapshot
+
+    async def start(self) -> None:
+        """Take the first snapshot and every later one."""
+        self.directory.watch(self.use)
+        self.use(await self.directory.snapshot())
+
+    def use(self, snapshot: Snapshot) -> None:
+        """Serve from `snapshot` from now on, and end what it no longer allows."""
+        self.snapshot = snapshot
+        wanted: dict[str, Upstream] = {}
+        for route in snapshot.routes.values():
+            turnstile = self.turnstiles.get(route.deployment)
+            if turnstile is None:
+                turnstile = Turnstile(capacity=0, limit=0)
+                self.turnstiles[route.deployment] = turnstile
+            slots = sum(max(replica.slots, 1) for replica in route.replicas)
+            turnstile.capacity = -(-slots // self.settings.workers) if slots else 0
+            turnstile.limit = route.queue_limit
+            turnstile.open = route.mode == "open" and bool(route.replicas)
+            for replica in route.replicas:
+                known = self.upstreams.get(replica.uid)
+                wanted[replica.uid] = known or Upstream(
+                    uid=replica.uid,
+                    url=replica.url,
+                    secret=engine_secret(self.settings.engine_master, replica.uid),
+                    slots=replica.slots,
+                )
+        for uid, upstream in self.upstreams.items():
+            if uid not in wanted:
+                upstream.close_idle(all_of_them=True)
+        self.upstreams = wanted
+        for flight in tuple(self.flights.values()):
+            self._judge(flight)
+        for turnstile in self.turnstiles.values():
+            turnstile.pump()
+        self.changed.set()
+
+    def _judge(self, flight: Flight) -> None:
+        """End a running request that the new snapshot forbids."""
+        if flight.key is not None:
+            record = self.snapshot.keys.get(flight.key.key_id)
+            if record is None or record.state != "active":
+                flight.stop(Stop.REVOKED)
+        if flight.waiting and flight.route is not None:
+            route = self.snapshot.routes.get(flight.route.public_name)
+            if route is None or route.mode == "closed" or not _answers(route):
+                flight.stop(Stop.CLOSED)
+
+    # ASGI
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        """One request."""
+        if scope["type"] != "http":
+            if scope["type"] == "websocket":
+                await send({"type": "websocket.close", "code": 1008})
+            return
+        path: bytes = scope.get("raw_path") or scope["path"].encode()
+        flight = Flight(
+            f"{self._id_head}{next(self._ids):x}", path.decode("latin-1"), scope.get("client")
+        )
+        dialect: Dialect = "openai"
+        try:
+            endpoint = POSTS.get(path)
+            if endpoint is not None and scope["method"] == "POST":
+                flight.endpoint = endpoint
+                dialect = endpoint.dialect
+                await self._serve(flight, scope["headers"], receive, send)
+            else:
+                await self._answer_about_models(flight, scope, path, send)
+        except Refusal as refusal:
+            await self._refuse(flight, refusal, dialect, send)
+        except Gone:
+            self.settle(flight, CLIENT_LEFT, "cancelled")
+        except asyncio.CancelledError:
+            await self._stopped(flight, dialect, send)
+        except Exception:
+            log.exception("request %s ended by a bug of the gate", flight.request_id)
+            broken = Refusal(500, "The gateway failed.", reason="internal_error")
+            await self._refuse(flight, broken, dialect, send, outcome="failed")
+        finally:
+            flight.forget_connection()
+            self.flights.pop(flight.request_id, None)
+            if not flight.settled:
+                self.settle(flight, CLIENT_LEFT, "cancelled")
+
+    async def _serve(
+        self,
+        flight: Flight,
+        headers: list[tuple[bytes, bytes]],
+        receive: Receive,
+        send: Send,
+    ) -> None:
+        key = self._authenticate(flight, headers)
+        body, passed_on = await self._read_request(flight, headers, receive)
+        endpoint = flight.endpoint
+        assert endpoint is not None  # noqa: S101 (set by the caller)
+        payload: dict[str, Any] = {}
+        if endpoint.body == "json":
+            payload = _payload(body)
+            name = payload.get("model")
+            flight.streamed = endpoint.streams and payload.get("stream") is True
+            flight.asked_tokens = _asked_tokens(payload)
+        else:
+            found = _FORM_MODEL.search(body)
+            name = found[1].decode(errors="replace") if found else None
+        route = self._route(flight, key, name)
+        if key.endpoints and endpoint.name not in key.endpoints:
+            raise Refusal(
+                403,
+                f"This API key may not use {endpoint.name}.",
+                reason="endpoint_not_allowed",
+            )
+        if route.endpoints and endpoint.name not in route.endpoints:
+            raise Refusal(404, "This model does not offer this endpoint.", reason="not_supported")
+        await self._relay.serve(
+            flight, route, send, body=body, payload=payload, passed_on=passed_on
+        )
+
+    def _authenticate(self, flight: Flight, headers: list[tuple[bytes, bytes]]) -> KeyRecord:
+        key = check_key(presented_key(headers), self.snapshot, self.settings.pepper)
+        flight.key = key
+        flight.task = asyncio.current_task()
+        self.flights[flight.request_id] = flight
+        flight.deadline = flight.started + self.settings.request_timeout_s
+        return key
+
+    async def _read_request(
+        self, flight: Flight, headers: list[tuple[bytes, bytes]], receive: Receive
+    ) -> tuple[bytes, bytes]:
+        """The body, and the header lines that go on to the engine."""
+        limit = self.settings.body_limit_bytes
+        passed_on = b""
+        for name, value in headers:
+            if name in _PASSED_ON:
+                passed_on += name + b": " + value + b"\r\n"
+            elif name == b"content-length":
+                if int(value) > limit:
+                    raise _too_large(limit)
+            elif name == b"content-encoding" and value.lower() != b"identity":
+                raise Refusal(415, "Send the request body without Content-Encoding.")
+            elif name == b"x-client-request-id" and _CLIENT_ID.fullmatch(value):
+                flight.client_request_id = value.decode()
+        body = await _read_body(receive, limit)
+        flight.body_bytes = len(body)
+        flight.receive = receive
+        return body, passed_on
+
+    def _route(self, flight: Flight, key: KeyRecord, name: object) -> Route:
+        """The route of a model name, as far as the key may know."""
+        if name is None and flight.endpoint is not None and not flight.endpoint.needs_model:
+            usable = self._usable(key)
+            name = usable[0].public_name if len(usable) == 1 else None
+        if not isinstance(name, str) or not name:
+            raise Refusal(
+                400, "You must provide a model parameter.", reason="missing_model", param="model"
+            )
+        flight.model = name
+        route = self.snapshot.routes.get(name)
+        if route is None or (key.deployments and route.deployment not in key.deployments):
+            raise no_model(name)
+        flight.route = route
+        flight.generation = route.generation or 0
+        flight.generation_uid = route.generation_uid or ""
+        if route.mode == "closed" or not _answers(route):
+            raise not_served(name)
+        return route
+
+    # models
+
+    def _usable(self, key: KeyRecord) -> list[Route]:
+        return [
+            route
+            for route in self.snapshot.routes.values()
+            if (not key.deployments or route.deployment in key.deployments)
+            and route.mode != "closed"
+            and _answers(route)
+        ]
+
+    async def _answer_about_models(
+        self, flight: Flight, scope: Message, path: bytes, send: Send
+    ) -> None:
+        """`/v1/models`, one model, or the refusal of everything else."""
+        about_models = path == MODELS or (path.startswith(MODEL) and len(path) > len(MODEL))
+        if not about_models or scope["method"] not in ("GET", "HEAD"):
+            allowed = b"POST" if path in POSTS else b"GET, HEAD" if about_models else b""
+            if allowed:
+                refusal = Refusal(405, f"Use {allowed.decode()} here.", reason="method_not_allowed")
+                refusal.headers.append((b"allow", allowed))
+                raise refusal
+            raise Refusal(404, "There is nothing at this address.", reason="unknown_url")
+        key = check_key(presented_key(scope["headers"]), self.snapshot, self.settings.pepper)
+        flight.key = key
+        usable = {route.public_name: _model_card(route) for route in self._usable(key)}
+        if path == MODELS:
+            body = orjson.dumps({"object": "list", "data": list(usable.values())})
+        else:
+            name = unquote(path[len(MODEL) :].decode("latin-1"))
+            flight.model = name
+            if name not in usable:
+                raise no_model(name)
+            body = orjson.dumps(usable[name])
+        self.settle(flight, 200, "ok")
+        await self._send_whole(send, 200, body, [_JSON, *self.marks(flight)])
+
+    # endings
+
+    def marks(self, flight: Flight) -> list[tuple[bytes, bytes]]:
+        """The headers that every answer carries."""
+        marks = [(b"x-request-id", flight.request_id.encode())]
+        if flight.generation_uid:
+            marks.append((b"x-mm-generation", flight.generation_uid.encode()))
+        return marks
+
+    def settle(self, flight: Flight, status: int, outcome: Outcome) -> None:
+        """End a request: free its place, write its line. Does nothing the second time."""
+        if flight.settled:
+            return
+        flight.settled = True
+        now = time.monotonic()
+        tokens, exact = tokens_of(flight)
+        usage = usage_of(flight, status, outcome, tokens, exact=exact, now=now)
+        if flight.key is not None and flight.endpoint is not None:
+            self.directory.record((usage,))
+            note_rate(self.rates, usage)
+        if flight.reservation is not None:
+            self.limiter.settle(flight.reservation, tokens.prompt + tokens.completion)
+        self._relay.leave(flight)
+        count(self.metrics, usage, flight, now)
+        if self.access_log.enabled:
+            self.access_log.add(flight, status, outcome, tokens, now)
+
+    async def _refuse(
+        self,
+        flight: Flight,
+        refusal: Refusal,
+        dialect: Dialect,
+        send: Send,
+        outcome: Outcome | None = None,
+    ) -> None:
+        """Say no, as a response or inside the stream that has begun."""
+        if outcome is None:
+            outcome = "failed" if refusal.status >= 500 else "refused"  # noqa: PLR2004
+        reason = refusal.reason or str(refusal.status)
+        self.metrics.refusals[reason] = self.metrics.refusals.get(reason, 0) + 1
+        if reason == "template_refused" and flight.route is not None:
+            name = flight.route.deployment
+            refused = self.metrics.template_refusals
+            refused[name] = refused.get(name, 0) + 1
+        self.settle(flight, refusal.status, outcome)
+        if flight.head_sent:
+            event = refusal.event(dialect, flight.request_id)
+            await send({"type": "http.response.body", "body": event, "more_body": False})
+            return
+        headers = [_JSON, *self.marks(flight), *refusal.headers]
+        if refusal.retry_after_s is not None:
+            headers.append((b"retry-after", str(refusal.retry_after_s).encode()))
+        if refusal.status == 401:  # noqa: PLR2004
+            headers.append((b"www-authenticate", b"Bearer"))
+        body = refusal.body(dialect, flight.request_id)
+        await self._send_whole(send, refusal.status, body, headers)
+
+    async def _stopped(self, flight: Flight, dialect: Dialect, send: Send) -> None:
+        """The task was cancelled: by `Flight.stop`, or because the server ends."""
+        flight.forget_connection()
+        why = flight.stopped
+        if why is None:  # the event loop ends: nothing can be said any more
+            self.settle(flight, CLIENT_LEFT, "failed")
+            raise asyncio.CancelledError
+        if flight.task is not None:
+            flight.task.uncancel()
+        if why is Stop.GONE:
+            self.settle(flight, CLIENT_LEFT, "cancelled")
+            return
+        if why is Stop.STOPPING:
+            ending = Refusal(503, "The gateway is stopping.", reason="stopping", retry_after_s=5)
+        elif why is Stop.REVOKED:
+            ending = wrong_key()
+        elif why is Stop.CLOSED:
+            ending = not_served(flight.model)
+        elif flight.waiting:
+            ending = Refusal(
+                503,
+                "The request waited too long for its turn.",
+                reason="queue_timeout",
+                retry_after_s=10,
+            )
+        else:
+            ending = Refusal(504, "The engine took too long.", reason="deadline_exceeded")
+        outcome: Outcome | None = "cancelled" if why is Stop.REVOKED else None
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(1.0):
+                await self._refuse(flight, ending, dialect, send, outcome)
+
+    def wait_estimate_s(self, deployment: str) -> int:
+        """When to come again after a full line: what the line takes at the recent pace."""
+        turnstile = self.turnstiles[deployment]
+        pace = max(self.rates.per_second(deployment), 0.1)
+        return max(1, min(60, round(turnstile.waiting / pace)))
+
+    async def _send_whole(
+        self, send: Send, status: int, body: bytes, headers: list[tuple[bytes, bytes]]
+    ) -> None:
+        headers.append((b"content-length", str(len(body)).encode()))
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    def _lines(self) -> dict[str, tuple[int, int]]:
+        return {name: (stile.running, stile.waiting) for name, stile in self.turnstiles.items()}
+
+
+async def _read_body(receive: Receive, limit: int) -> bytes:
+    """The whole body; `Gone` when the client leaves, `Refusal` when it is too large."""
+    parts: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise Gone
+        part = message.get("body", b"")
+        size += len(part)
+        if size > limit:
+            raise _too_large(limit)
+        parts.append(part)
+        if not message.get("more_body"):
+            return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _answers(route: Route) -> bool:
+    """Whether somebody answers for it, now or when a hold ends."""
+    return route.mode == "hold" or (route.generation_uid is not None and bool(route.replicas))
+
+
+def _model_card(route: Route) -> dict[str, object]:
+    card: dict[str, object] = {
+        "id": route.public_name,
+        "object": "model",
+        "created": route.created,
+        "owned_by": "mmadmin",
+    }
+    if route.context_per_slot:
+        card["context_length"] = route.context_per_slot
+    return card
+
+
+def _payload(body: bytes) -> dict[str, Any]:
+    try:
+        payload = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise Refusal(
+            400, f"The request body is not valid JSON: {error}.", reason="invalid_json"
+        ) from error
+    if not isinstance(payload, dict):
+        raise Refusal(400, "The request body must be a JSON object.", reason="invalid_json")
+    return payload
+
+
+def _asked_tokens(payload: dict[str, Any]) -> int:
+    """The most that the client allows the engine to write; 0 = not said."""
+    for name in ("max_completion_tokens", "max_tokens", "max_output_tokens"):
+        value = payload.get(name)
+        if isinstance(value, int) and value > 0:
+            return value
+    return 0
+
+
+def _too_large(limit: int) -> Refusal:
+    return Refusal(
+        413,
+        f"The request body is larger than the limit of {limit // (1024 * 1024)} MiB.",
+        reason="request_too_large",
+    )

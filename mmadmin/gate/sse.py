@@ -1,0 +1,137 @@
+"""Server-sent events, read in passing: a copy is parsed, the bytes go on as they came.
+
+`SseTap.feed` takes whatever the engine wrote, cut anywhere, and returns what the client gets.
+When the client did not ask for usage, the one chunk that the gate asked for (no choices, but
+usage) is taken out; for that an unfinished frame is held back until its end is there. In every
+other case nothing is held back. The bytes that come out are the same for every way of cutting.
+"""
+
+from __future__ import annotations
+
+import re
+
+from mmadmin.gate.refusal import Dialect
+
+_FRAME_END = re.compile(rb"(?:\r\n|\n|\r(?!\n))(?:\r\n|\n|\r(?!\n))")
+"""A line end and an empty line. `\\r` before `\\n` at the very end waits for the next byte."""
+_DATA = re.compile(rb"^data:[ ]?(.*?)\r?$", re.MULTILINE)
+_NO_USAGE = re.compile(rb'"usage":\s*null')
+_COMMON = (b"data:", b"event:")
+_CR = 13
+ENDS: dict[Dialect, tuple[bytes, ...]] = {
+    "openai": (b"data: [DONE]", b"data:[DONE]"),
+    "responses": (
+        b"event: response.completed",
+        b"event: response.incomplete",
+        b"event: response.failed",
+        b"data: [DONE]",
+    ),
+    "anthropic": (b"event: message_stop",),
+}
+"""How the last frame of a whole answer begins."""
+HELD_LIMIT_BYTES = 4 * 1024 * 1024
+"""A frame longer than this passes without being looked at."""
+
+
+class SseTap:
+    """Watches one stream: usage, number of events, the end marker, errors."""
+
+    __slots__ = (
+        "_ends",
+        "_hide",
+        "_looks",
+        "_tail",
+        "ended",
+        "events",
+        "failed",
+        "notes",
+    )
+
+    def __init__(self, *, hide_usage: bool, dialect: Dialect) -> None:
+        self._hide = hide_usage
+        self._ends = ENDS[dialect]
+        self._tail = b""
+        self.ended = False
+        """The engine said that the answer is whole."""
+        self.failed = False
+        """The engine reported an error inside the stream."""
+        self.events = 0
+        """Data events seen so far: about one a token."""
+        self.notes: list[bytes] = []
+        """Data of the events that carry usage, the newest last."""
+
+    @property
+    def between(self) -> bool:
+        """Whether the client is between two events, so that a comment may be put in."""
+        return not self._tail or self._hide
+
+    def feed(self, chunk: bytes) -> bytes:
+        """Take bytes from the engine; returns what goes to the client now."""
+        if (
+            not self._tail
+            and chunk.endswith(b"\n\n")
+            and b'"usage":' not in chunk
+            and b'"error"' not in chunk
+            and b"\r" not in chunk
+            and chunk.startswith(_COMMON)
+            and b"\nerror:" not in chunk
+            and not any(end in chunk for end in self._ends)
+        ):
+            self.events += chunk.count(b"\n\n")
+            return chunk
+        return self._feed_slowly(chunk)
+
+    def _feed_slowly(self, chunk: bytes) -> bytes:
+        buffer = self._tail + chunk
+        out: list[bytes] = []
+        start = 0
+        while (match := _FRAME_END.search(buffer, start)) is not None:
+            end = match.end()
+            if end == len(buffer) and buffer[end - 1] == _CR:
+                break
+            frame = buffer[start:end]
+            if self._look(frame):
+                out.append(frame)
+            start = end
+        self._tail = buffer[start:]
+        if not self._hide:
+            return chunk
+        if len(self._tail) > HELD_LIMIT_BYTES:
+            out.append(self._tail)
+            self._tail = b""
+        return b"".join(out)
+
+    def finish(self) -> bytes:
+        """The engine closed: whatever was held back."""
+        tail, self._tail = self._tail, b""
+        if tail and self._look(tail):
+            return tail if self._hide else b""
+        return b""
+
+    def _look(self, frame: bytes) -> bool:
+        """Take note of one frame; False = the client does not get it."""
+        if frame.startswith(self._ends):
+            self.ended = True
+        data = _DATA.search(frame)
+        if data is None:
+            if frame.startswith(b"error:"):
+                self.failed = True
+            return True
+        self.events += 1
+        if b'"error"' in frame and (
+            data[1].startswith(b'{"error"') or frame.startswith(b"event: error")
+        ):
+            self.failed = True
+        if b'"usage":' in frame and not _NO_USAGE.search(frame):
+            self.notes.append(data[1])
+            if len(self.notes) > 2:  # noqa: PLR2004 (the first and the last say everything)
+                del self.notes[1]
+            if self._hide and _is_usage_only(data[1]):
+                self.events -= 1
+                return False
+        return True
+
+
+def _is_usage_only(data: bytes) -> bool:
+    """Whether a chunk exists only because usage was asked for."""
+    return re.search(rb'"choices"\s*:\s*\[\s*\]', data) is not None

@@ -1,0 +1,61 @@
+"""The surface: what a client may ask for, and nothing else.
+
+A path is allowed when its raw bytes are one of these names, so there is no normalisation to get
+wrong: `//slots`, `/v1/../props` and percent-encoded spellings match nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from mmadmin.core.access import ENDPOINTS
+from mmadmin.gate.refusal import Dialect
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One thing that an engine can be asked for."""
+
+    name: str
+    """The name that key scopes and the books use (`access.ENDPOINTS`)."""
+    upstream: str
+    """The engine's path."""
+    dialect: Dialect = "openai"
+    body: Literal["json", "form"] = "json"
+    streams: bool = False
+    asks_usage: bool = False
+    """Streams carry usage only when `stream_options.include_usage` asks for it."""
+    takes_slot: bool = True
+    """False = cheap for the engine: does not wait in the queue."""
+    needs_model: bool = True
+    """False = without `model`, the only one that the key may use."""
+
+
+_ALL = (
+    Endpoint("chat", "/v1/chat/completions", streams=True, asks_usage=True),
+    Endpoint("completions", "/v1/completions", streams=True, asks_usage=True),
+    Endpoint("embeddings", "/v1/embeddings"),
+    Endpoint("responses", "/v1/responses", dialect="responses", streams=True),
+    Endpoint("rerank", "/v1/rerank"),
+    Endpoint("tokenize", "/tokenize", takes_slot=False, needs_model=False),
+    Endpoint("tokenize", "/detokenize", takes_slot=False, needs_model=False),
+    Endpoint("messages", "/v1/messages", dialect="anthropic", streams=True),
+    Endpoint("messages", "/v1/messages/count_tokens", dialect="anthropic", takes_slot=False),
+    Endpoint("audio", "/v1/audio/transcriptions", body="form", streams=True),
+    Endpoint("audio", "/v1/audio/translations", body="form"),
+    Endpoint("audio", "/v1/audio/speech", streams=True),
+    Endpoint("images", "/v1/images/generations", streams=True),
+    Endpoint("images", "/v1/images/edits", body="form", streams=True),
+)
+POSTS: dict[bytes, Endpoint] = {endpoint.upstream.encode(): endpoint for endpoint in _ALL}
+"""By the raw path of the request."""
+POSTS[b"/v1/tokenize"] = POSTS[b"/tokenize"]
+POSTS[b"/v1/detokenize"] = POSTS[b"/detokenize"]
+
+MODELS = b"/v1/models"
+MODEL = b"/v1/models/"
+"""Followed by one model's name, percent-encoded; never reaches an engine."""
+
+if {endpoint.name for endpoint in _ALL} != set(ENDPOINTS):
+    raise AssertionError("the surface and access.ENDPOINTS differ")

@@ -1,0 +1,94 @@
+"""What an engine's refusal means to a client.
+
+Engines answer errors in shapes of their own, some with the wrong status. The client gets the shape
+of its dialect, the engine's own words where they concern the request, and never the engine's 401,
+which is about the gate's credential and not about the client's.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from mmadmin.gate.refusal import Refusal
+
+TEMPLATE_MARK = "Jinja Exception: "
+_SHOWN = 2000
+"""Longest engine message that is passed on, in characters."""
+
+
+def refusal_of_answer(  # noqa: PLR0911 (a table of cases)
+    status: int, headers: list[tuple[bytes, bytes]], body: bytes
+) -> Refusal:
+    """The client's error for an engine's answer that is not a success."""
+    error = _error_of(body)
+    message = _message_of(error, body)[:_SHOWN]
+    if status in (401, 403):
+        return Refusal(502, "The engine does not accept this gate.", reason="upstream_error")
+    at = message.find(TEMPLATE_MARK)
+    if at >= 0:
+        words = message[at + len(TEMPLATE_MARK) :].strip() or "the chat template refused it"
+        return Refusal(400, words, reason="template_refused", param="messages")
+    kind = error.get("type") if isinstance(error.get("type"), str) else None
+    if kind == "exceed_context_size_error" or "context length" in message.lower():
+        return Refusal(400, message, reason="context_length_exceeded", param="messages")
+    if status == 503:  # noqa: PLR2004 (loading, or out of slots)
+        return Refusal(
+            503,
+            message or "The engine is not ready.",
+            reason="model_unavailable",
+            retry_after_s=_retry_after(headers) or 5,
+        )
+    if status == 404:  # noqa: PLR2004 (the surface allows it, the engine does not have it)
+        return Refusal(404, "This model does not offer this endpoint.", reason="not_supported")
+    if status == 501:  # noqa: PLR2004 (llama-server: switched off, or the model cannot)
+        return Refusal(400, message, reason="not_supported", kind="invalid_request_error")
+    if status == 429:  # noqa: PLR2004
+        return Refusal(429, message, reason="overloaded", retry_after_s=_retry_after(headers) or 1)
+    if 400 <= status < 500:  # noqa: PLR2004
+        param = error.get("param")
+        code = error.get("code")
+        return Refusal(
+            status,
+            message or "The engine refused the request.",
+            reason=code if isinstance(code, str) else None,
+            param=param if isinstance(param, str) else None,
+        )
+    return Refusal(
+        500 if status == 500 else 502,  # noqa: PLR2004
+        message or "The engine failed.",
+        reason="upstream_error",
+    )
+
+
+def _error_of(body: bytes) -> dict[str, Any]:
+    """The error object of llama-server, vLLM or FastAPI; empty when there is none."""
+    try:
+        data = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return {}
+    if not isinstance(data, dict):
+        return {}
+    error = data.get("error", data)
+    if isinstance(error, str):
+        return {"message": error}
+    return error if isinstance(error, dict) else {}
+
+
+def _message_of(error: dict[str, Any], body: bytes) -> str:
+    for name in ("message", "detail"):
+        value = error.get(name)
+        if isinstance(value, str):
+            return value
+        if value is not None:
+            return orjson.dumps(value).decode()
+    text = body.decode(errors="replace").strip()
+    return "" if text.startswith(("{", "<")) else text
+
+
+def _retry_after(headers: list[tuple[bytes, bytes]]) -> int | None:
+    for name, value in headers:
+        if name == b"retry-after" and value.isdigit():
+            return min(int(value), 3600)
+    return None

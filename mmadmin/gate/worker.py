@@ -1,0 +1,205 @@
+"""One gate worker: the application, its clock, its directory and its two servers.
+
+The client port carries the surface and nothing else; health and figures have a port of their own.
+Told to stop, a worker takes no new connections, lets running requests finish within a bound,
+ends what is left in words, and hands its books over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import socket
+from collections.abc import Generator, Iterable
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+
+from mmadmin.gate.app import Gate, Message, Receive, Send
+from mmadmin.gate.directory import RedisDirectory, connect
+from mmadmin.gate.flight import Stop
+from mmadmin.gate.limits import Limiter
+from mmadmin.gate.metrics import merge
+from mmadmin.gate.pulse import Pulse
+from mmadmin.gate.settings import GateSettings
+from mmadmin.gate.spool import Spool
+
+KEEP_ALIVE_S = 125
+"""Longer than the idle limits of the proxies in front (nginx 60 s, Cloudflare 100 s)."""
+LAST_WORDS_S = 5
+PEER_TIMEOUT_S = 2.0
+log = logging.getLogger("mmadmin.gate")
+
+
+class QuietServer(uvicorn.Server):
+    """A server that leaves the signals to somebody else."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None]:
+        """Take none."""
+        yield
+
+
+def server(app: Any, *, graceful_s: int | None = None, keep_alive_s: int = 5) -> QuietServer:
+    """A uvicorn server as the gate runs it: uvloop, httptools, no logs of its own."""
+    return QuietServer(
+        uvicorn.Config(
+            app,
+            http="httptools",
+            ws="none",
+            lifespan="off",
+            interface="asgi3",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            timeout_keep_alive=keep_alive_s,
+            timeout_graceful_shutdown=graceful_s,
+            backlog=4096,
+        )
+    )
+
+
+async def wind_down(
+    gate: Gate, front: QuietServer, serving: asyncio.Task[None], *, within_s: float
+) -> None:
+    """Take no new connections, let requests finish, after `within_s` end the rest in words."""
+    gate.stopping = True
+    gate.changed.set()
+    front.should_exit = True
+    await asyncio.wait({serving}, timeout=within_s)
+    for flight in tuple(gate.flights.values()):
+        flight.stop(Stop.STOPPING)
+    await serving
+
+
+class Worker:
+    """Runs until told to stop."""
+
+    def __init__(self, settings: GateSettings, index: int = 0) -> None:
+        self.settings = settings
+        self.index = index
+        self._stop = asyncio.Event()
+
+    def stop(self) -> None:
+        """Begin to stop; `run` returns when everything has ended."""
+        self._stop.set()
+
+    async def run(self, clients: socket.socket, figures: socket.socket) -> None:
+        """Serve on the two listening sockets."""
+        settings = self.settings
+        folder = settings.home.gate
+        spool = Spool(folder / "spool", fsync=settings.spool_fsync)
+        redis = connect(settings.redis_url)
+        directory = RedisDirectory(redis, folder, spool)
+        gate = Gate(settings, directory, limiter=Limiter(), worker=str(self.index))
+        await directory.start()
+        await gate.start()
+        pulse = Pulse(gate, redis, spool.id)
+        pulse.start()
+        gate.metrics.gauges = lambda: {
+            "mm_gate_snapshot_version": ("Version served from.", float(gate.snapshot.version)),
+            "mm_gate_broker_up": ("Whether nudges come.", float(directory.connected)),
+            "mm_gate_usage_undelivered": (
+                "Requests not yet in the books.",
+                float(directory.courier.undelivered),
+            ),
+            "mm_gate_spool_errors": ("Failed writes of the spool.", float(spool.errors)),
+        }
+        back = BackRoom(gate, settings.home.run_dir, settings.port, self.index, settings.workers)
+        front = server(gate, graceful_s=settings.stop_s + LAST_WORDS_S, keep_alive_s=KEEP_ALIVE_S)
+        behind = server(back)
+        serving = asyncio.create_task(front.serve(sockets=[clients]))
+        health = asyncio.create_task(behind.serve(sockets=[figures, *back.sockets()]))
+        stopping = asyncio.create_task(self._stop.wait())
+        await asyncio.wait({serving, health, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        await wind_down(gate, front, serving, within_s=settings.stop_s)
+        behind.should_exit = True
+        await health
+        stopping.cancel()
+        await pulse.stop()
+        await directory.stop()
+        await redis.aclose()
+        back.close()
+
+
+class BackRoom:
+    """`/healthz`, `/readyz` and `/metrics`; every worker can answer for all of them.
+
+    Workers share the port, so the one that is asked for figures collects its siblings' over their
+    Unix sockets.
+    """
+
+    def __init__(self, gate: Gate, run_dir: Path, port: int, index: int, workers: int) -> None:
+        self._gate = gate
+        self._paths = {n: run_dir / f"gate-{port}-{n}.sock" for n in range(workers)}
+        self._own = self._paths.pop(index)
+        self._run_dir = run_dir
+
+    def sockets(self) -> Iterable[socket.socket]:
+        """The Unix socket for the siblings, when there are any."""
+        if not self._paths:
+            return ()
+        self._run_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._own.unlink(missing_ok=True)
+        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listening.bind(str(self._own))
+        self._own.chmod(0o600)
+        return (listening,)
+
+    def close(self) -> None:
+        """Take the Unix socket away."""
+        if self._paths:
+            self._own.unlink(missing_ok=True)
+
+    async def __call__(self, scope: Message, _receive: Receive, send: Send) -> None:
+        """ASGI."""
+        if scope["type"] != "http":
+            return
+        gate = self._gate
+        kind = b"application/json"
+        status, body = 404, b'{"error":"there is nothing at this address"}'
+        match scope["path"]:
+            case "/healthz":
+                status, body = 200, b'{"alive":true}'
+            case "/readyz":
+                ready = gate.snapshot.version > 0 and not gate.stopping
+                status = 200 if ready else 503
+                words = {
+                    "ready": ready,
+                    "snapshot": gate.snapshot.version,
+                    "stopping": gate.stopping,
+                    "requests": len(gate.flights),
+                }
+                body = json.dumps(words).encode()
+            case "/metrics":
+                kind = b"text/plain; version=0.0.4; charset=utf-8"
+                status, body = 200, await self._figures(alone=b"alone" in scope["query_string"])
+        headers = [(b"content-type", kind), (b"content-length", str(len(body)).encode())]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    async def _figures(self, *, alone: bool) -> bytes:
+        text = self._gate.metrics.text()
+        if alone or not self._paths:
+            return text
+        others = await asyncio.gather(*(_peer(path) for path in self._paths.values()))
+        return merge([text, *(other for other in others if other)])
+
+
+async def _peer(path: Path) -> bytes:
+    """A sibling's figures; empty when it does not answer (it is being restarted)."""
+    try:
+        async with asyncio.timeout(PEER_TIMEOUT_S):
+            reader, writer = await asyncio.open_unix_connection(str(path))
+            try:
+                writer.write(b"GET /metrics?alone HTTP/1.0\r\n\r\n")
+                answer = await reader.read()
+            finally:
+                writer.close()
+    except (OSError, TimeoutError):
+        return b""
+    return answer.partition(b"\r\n\r\n")[2]

@@ -1,0 +1,150 @@
+"""Runs the gate: `python -m mmadmin.gateway`.
+
+One worker serves in this process. With `MM_GATE_WORKERS` > 1 this process only opens the ports,
+starts the workers on them and starts again those that die; SIGTERM and SIGINT are passed on, and a
+worker whose parent is gone stops by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import uvloop
+
+from mmadmin.core.errors import MmError
+from mmadmin.gate.settings import GateSettings
+from mmadmin.gate.worker import Worker
+
+RESTART_PAUSE_S = 0.5
+log = logging.getLogger("mmadmin.gateway")
+
+
+def listening(host: str, port: int) -> socket.socket:
+    """A listening TCP socket, inheritable by workers."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind((host, port))
+    except OSError as error:
+        sock.close()
+        raise SystemExit(f"the gate cannot listen on {host}:{port}: {error.strerror}") from error
+    sock.listen(4096)
+    sock.setblocking(False)  # noqa: FBT003 (a socket's own method)
+    return sock
+
+
+async def serve(
+    settings: GateSettings,
+    clients: socket.socket,
+    figures: socket.socket,
+    *,
+    index: int = 0,
+    parent: int = -1,
+) -> None:
+    """Run one worker until a signal or the end of the parent."""
+    loop = asyncio.get_running_loop()
+    worker = Worker(settings, index)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, worker.stop)
+    if parent >= 0:
+        loop.add_reader(parent, _orphaned, loop, parent, worker)
+    await worker.run(clients, figures)
+
+
+def _orphaned(loop: asyncio.AbstractEventLoop, parent: int, worker: Worker) -> None:
+    loop.remove_reader(parent)
+    worker.stop()
+
+
+class Parent:
+    """Keeps N workers alive on shared sockets."""
+
+    def __init__(self, settings: GateSettings) -> None:
+        self._settings = settings
+        self._sockets = (
+            listening(settings.host, settings.port),
+            listening(settings.metrics_host, settings.metrics_port),
+        )
+        self._alive, self._held = os.pipe()
+        """Workers read `_alive`; it ends when this process, the only holder of `_held`, does."""
+        self._workers: dict[int, subprocess.Popen[bytes]] = {}
+        self._stopping = False
+
+    def run(self) -> int:
+        """Start the workers, replace the dead, until told to stop."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._pass_on)
+        for index in range(self._settings.workers):
+            self._start(index)
+        while not self._stopping:
+            time.sleep(0.1)
+            for index, worker in tuple(self._workers.items()):
+                if worker.poll() is not None and not self._stopping:
+                    log.warning("gate worker %d ended with %s", index, worker.returncode)
+                    time.sleep(RESTART_PAUSE_S)
+                    self._start(index)
+        for sock in self._sockets:
+            sock.close()
+        return max(abs(worker.wait()) for worker in self._workers.values())
+
+    def _start(self, index: int) -> None:
+        descriptors = [sock.fileno() for sock in self._sockets] + [self._alive]
+        self._workers[index] = subprocess.Popen(
+            [sys.executable, "-m", "mmadmin.gateway", "worker", str(index), *map(str, descriptors)],
+            pass_fds=descriptors,
+        )
+
+    def _pass_on(self, number: int, _frame: object) -> None:
+        self._stopping = True
+        for worker in self._workers.values():
+            with contextlib.suppress(ProcessLookupError):
+                worker.send_signal(number)
+
+
+def main(arguments: list[str]) -> int:
+    """Run the gate as the environment says; `worker …` is how the parent starts its workers."""
+    logging.basicConfig(
+        level=os.environ.get("MM_LOG_LEVEL", "INFO"),
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        stream=sys.stderr,
+    )
+    try:
+        settings = GateSettings.from_env()
+    except MmError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    if arguments[:1] == ["worker"]:
+        index, clients, figures, parent = map(int, arguments[1:])
+        uvloop.run(
+            serve(
+                settings,
+                socket.socket(fileno=clients),
+                socket.socket(fileno=figures),
+                index=index,
+                parent=parent,
+            )
+        )
+        return 0
+    if settings.workers > 1:
+        return Parent(settings).run()
+    uvloop.run(
+        serve(
+            settings,
+            listening(settings.host, settings.port),
+            listening(settings.metrics_host, settings.metrics_port),
+        )
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,26 @@
+"""Fixtures: a gate over a scriptable engine, both on real sockets."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest_asyncio
+
+from tests.gate.house import House
+from tests.gate.stub import StubEngine
+
+
+@pytest_asyncio.fixture
+async def engine() -> AsyncIterator[StubEngine]:
+    """A stub engine that listens."""
+    stub = StubEngine()
+    await stub.start()
+    yield stub
+    await stub.stop()
+
+
+@pytest_asyncio.fixture
+async def house(tmp_path, engine) -> AsyncIterator[House]:
+    """A gate that serves one model from the stub engine."""
+    async with House(tmp_path, engine).open() as opened:
+        yield opened

@@ -1,0 +1,126 @@
+"""A gate on a real socket inside the test's loop, over a directory that the test writes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from mmadmin.core.access import NewKey, new_key
+from mmadmin.core.home import Home
+from mmadmin.core.snapshot import KeyRecord, ReplicaRoute, Route, Snapshot, Usage
+from mmadmin.gate.app import Gate
+from mmadmin.gate.directory import EMPTY
+from mmadmin.gate.limits import Limiter
+from mmadmin.gate.pulse import Pulse
+from mmadmin.gate.settings import GateSettings
+from mmadmin.gate.worker import server, wind_down
+from tests.gate.stub import StubEngine
+
+PEPPER = b"test-only-pepper"
+MASTER = b"test-only-engine-master"
+MODEL = "small-model"
+
+
+class ListDirectory:
+    """A directory in memory."""
+
+    def __init__(self) -> None:
+        self.now = EMPTY
+        self.books: list[Usage] = []
+        self.listener: Callable[[Snapshot], None] = lambda _: None
+
+    async def snapshot(self) -> Snapshot:
+        """The present one."""
+        return self.now
+
+    def watch(self, listener: Callable[[Snapshot], None]) -> None:
+        """One listener is enough."""
+        self.listener = listener
+
+    def record(self, usages: Sequence[Usage]) -> None:
+        """Into the list."""
+        self.books.extend(usages)
+
+    def publish(self, snapshot: Snapshot) -> None:
+        """As a nudge does."""
+        self.now = replace(snapshot, version=self.now.version + 1)
+        self.listener(self.now)
+
+
+class House:
+    """One gate, its stub engine, one key."""
+
+    def __init__(self, home: Path, engine: StubEngine) -> None:
+        self.engine = engine
+        self.directory = ListDirectory()
+        self.key: NewKey = new_key(PEPPER)
+        self.record = KeyRecord(key_id=self.key.key_id, digest=self.key.digest, state="active")
+        self.route = Route(
+            deployment="small",
+            public_name=MODEL,
+            mode="open",
+            generation=3,
+            generation_uid="small/3",
+            replicas=(ReplicaRoute(uid="small-3-0", url=engine.url, slots=4),),
+            created=1_700_000_000,
+            context_per_slot=2048,
+        )
+        self.settings = GateSettings(
+            home=Home(home), pepper=PEPPER, engine_master=MASTER, access_log=False
+        )
+        self.gate: Gate
+        self.port = 0
+
+    @property
+    def books(self) -> list[Usage]:
+        """What was recorded."""
+        return self.directory.books
+
+    @property
+    def base_url(self) -> str:
+        """For clients."""
+        return f"http://127.0.0.1:{self.port}/v1"
+
+    def publish(self, *, routes: Sequence[Route] = (), keys: Sequence[KeyRecord] = ()) -> None:
+        """Publish these instead of the usual ones."""
+        self.directory.publish(
+            Snapshot(
+                version=0,
+                routes={r.public_name: r for r in (routes or (self.route,))},
+                keys={k.key_id: k for k in (keys or (self.record,))},
+            )
+        )
+
+    @contextlib.asynccontextmanager
+    async def open(self, limiter: Limiter | None = None) -> AsyncIterator[House]:
+        """Serve while the block runs."""
+        self.gate = Gate(self.settings, self.directory, limiter=limiter or Limiter())
+        self.publish()
+        await self.gate.start()
+        pulse = Pulse(self.gate, None, "test")
+        pulse.start()
+        listening = socket.socket()
+        listening.bind(("127.0.0.1", 0))
+        listening.listen(1024)
+        self.port = listening.getsockname()[1]
+        front = server(self.gate, graceful_s=3, keep_alive_s=5)
+        serving = asyncio.create_task(front.serve(sockets=[listening]))
+        while not front.started:  # noqa: ASYNC110 (the server has no event for it)
+            await asyncio.sleep(0.005)
+        try:
+            yield self
+        finally:
+            await wind_down(self.gate, front, serving, within_s=1)
+            await pulse.stop()
+            for upstream in self.gate.upstreams.values():
+                upstream.close_idle(all_of_them=True)
+
+    async def until(self, condition: Callable[[], object], within_s: float = 5.0) -> None:
+        """Wait for something that happens by itself."""
+        async with asyncio.timeout(within_s):
+            while not condition():  # noqa: ASYNC110 (any condition)
+                await asyncio.sleep(0.005)

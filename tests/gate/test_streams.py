@@ -1,0 +1,417 @@
+"""Streams over real sockets: bytes, cuts, silence, clients that leave, engines that die."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import time
+from dataclasses import replace
+
+import pytest
+
+from tests.gate.house import MODEL, House
+from tests.gate.raw import RawClient, ask
+from tests.gate.stub import DONE, FINISH, USAGE, Call, delta
+
+CHAT = "/v1/chat/completions"
+
+
+def chat(**more) -> dict:
+    """A request's body."""
+    return {"model": MODEL, "messages": [], "stream": True, **more}
+
+
+def writes(pieces, *, end: bool = True):
+    """A script that streams these HTTP chunks."""
+
+    async def script(call: Call) -> None:
+        await call.head(Content_Type="text/event-stream")
+        for piece in pieces:
+            await call.chunk(piece)
+        if end:
+            await call.end()
+
+    return script
+
+
+async def test_usage_is_asked_for_and_not_leaked(house: House) -> None:
+    """The client sees the engine's bytes less the one event; the books have the numbers."""
+    answer = await ask(house.port, CHAT, chat(), key=house.key.text)
+    assert answer.body == delta("17") + delta(" times") + delta(" 23") + FINISH + DONE
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    assert "content-encoding" not in answer.headers
+    assert answer.headers["x-accel-buffering"] == "no"
+    assert house.engine.calls[0].json["stream_options"] == {"include_usage": True}
+    (usage,) = house.books
+    assert (usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens) == (11, 3, 5)
+    assert (usage.exact, usage.streamed, usage.tokens_per_s_milli) == (True, True, 12_500)
+
+
+@pytest.mark.parametrize(
+    ("options", "hidden"),
+    [
+        ({"include_usage": True}, False),
+        ({"include_usage": False}, True),
+        ({}, True),
+        (None, True),
+        ({"continuous": True}, True),
+    ],
+)
+async def test_usage_reaches_those_who_ask(house: House, options, *, hidden: bool) -> None:
+    """Whatever the client's own stream_options say; other options stay."""
+    answer = await ask(house.port, CHAT, chat(stream_options=options), key=house.key.text)
+    assert (USAGE in answer.body) == (not hidden)
+    sent = house.engine.calls[0].json["stream_options"]
+    assert sent == {**(options or {}), "include_usage": True}
+    assert house.books[0].completion_tokens == 3
+
+
+async def test_split_at_every_byte_over_the_wire(house: House) -> None:
+    """The engine's writes cut at each byte of an event: the same bytes for the client."""
+    event = 'data: {"choices":[{"delta":{"content":"é北😸"}}]}\r\n\r\n'.encode()
+    stream = b": hello\n\n" + event + event + USAGE + DONE
+    want = b": hello\n\n" + event + event + DONE
+    async with RawClient(house.port) as client:
+        for at in range(1, len(stream)):
+            house.engine.script = writes([stream[:at], stream[at:]])
+            await client.send(CHAT, chat(), key=house.key.text)
+            answer = await client.answer()
+            assert answer.body == want, f"cut at {at}"
+    assert all(usage.completion_tokens == 3 for usage in house.books)
+    assert len(house.books) == len(stream) - 1
+
+
+async def test_single_bytes_arrive_whole(house: House) -> None:
+    """One byte a write, with usage asked for: every byte passes as it comes."""
+    stream = delta("é") + USAGE + DONE
+    house.engine.script = writes([stream[at : at + 1] for at in range(len(stream))])
+    answer = await ask(
+        house.port, CHAT, chat(stream_options={"include_usage": True}), key=house.key.text
+    )
+    assert answer.body == stream
+
+
+async def test_the_first_event_does_not_wait_for_the_second(house: House) -> None:
+    """The first byte is there as soon as the engine has it."""
+    go_on = asyncio.Event()
+
+    async def script(call: Call) -> None:
+        await call.head(Content_Type="text/event-stream")
+        await call.chunk(delta("a"))
+        await go_on.wait()
+        await call.chunk(DONE)
+        await call.end()
+
+    house.engine.script = script
+    async with RawClient(house.port) as client:
+        await client.send(CHAT, chat(), key=house.key.text)
+        async with asyncio.timeout(1):
+            assert (await client.head())[0] == 200
+            assert await client.chunk() == delta("a")
+        go_on.set()
+        assert await client.chunk() == DONE
+        assert await client.chunk() == b""
+
+
+async def _silent_before_head(call: Call) -> None:
+    await call.gone.wait()
+
+
+async def _silent_after_head(call: Call) -> None:
+    await call.head(Content_Type="text/event-stream")
+    await call.gone.wait()
+
+
+async def _writing(call: Call) -> None:
+    await call.head(Content_Type="text/event-stream")
+    for number in itertools.count():
+        if call.gone.is_set():
+            return
+        await call.chunk(delta(str(number)))
+        await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize("how", ["close", "reset"])
+@pytest.mark.parametrize(
+    ("script", "streamed", "wait_for"),
+    [
+        (_silent_before_head, True, "call"),
+        (_silent_after_head, True, "head"),
+        (_writing, True, "chunk"),
+        (_silent_before_head, False, "call"),
+    ],
+    ids=["before the head", "in prefill silence", "mid-stream", "not streamed"],
+)
+async def test_a_client_that_leaves_frees_the_engine_within_a_second(
+    house: House, script, wait_for: str, how: str, *, streamed: bool
+) -> None:
+    """The engine's connection closes, the slot is free, the books have the request."""
+    house.engine.script = script
+    client = RawClient(house.port)
+    await client.__aenter__()
+    await client.send(CHAT, chat(stream=streamed), key=house.key.text)
+    await house.engine.arrived.wait()
+    if wait_for in ("head", "chunk"):
+        await client.head()
+    if wait_for == "chunk":
+        await client.chunk()
+    left_at = asyncio.get_running_loop().time()
+    if how == "reset":
+        client.writer.transport.abort()
+    else:
+        client.writer.close()
+    (call,) = house.engine.calls
+    await asyncio.wait_for(call.gone.wait(), 2)
+    assert call.gone_at - left_at < 1.0
+    await house.until(lambda: house.books)
+    (usage,) = house.books
+    assert (usage.status, usage.outcome, usage.exact) == (499, "cancelled", False)
+    assert usage.prompt_tokens > 0
+    assert (usage.completion_tokens > 0) == (wait_for == "chunk")
+    assert house.gate.inflight == {}
+    assert house.gate.turnstiles["small"].running == 0
+    assert house.gate.flights == {}
+
+
+async def test_leaving_before_the_usage_event_is_no_discount(house: House) -> None:
+    """Twenty deltas taken, usage not waited for: twenty tokens in the books, marked estimated."""
+    more = asyncio.Event()
+
+    async def script(call: Call) -> None:
+        await call.head(Content_Type="text/event-stream")
+        for number in range(20):
+            await call.chunk(delta(str(number)))
+        await more.wait()
+
+    house.engine.script = script
+    async with RawClient(house.port) as client:
+        await client.send(CHAT, chat(), key=house.key.text)
+        await client.head()
+        received = b""
+        while received.count(b"\n\n") < 20:
+            received += await client.chunk()
+    await house.until(lambda: house.books)
+    more.set()
+    (usage,) = house.books
+    assert (usage.completion_tokens, usage.exact, usage.outcome) == (20, False, "cancelled")
+
+
+async def _reset_after_three(call: Call) -> None:
+    await call.head(Content_Type="text/event-stream")
+    for text in "abc":
+        await call.chunk(delta(text))
+    await asyncio.sleep(0.02)
+    call.reset()
+
+
+async def _close_after_three(call: Call) -> None:
+    await writes([delta(text) for text in "abc"], end=False)(call)
+    call.close()
+
+
+async def _end_without_done(call: Call) -> None:
+    await writes([delta(text) for text in "abc"])(call)
+
+
+async def _unframed_close(call: Call) -> None:
+    await call.head(Content_Type="text/event-stream", Connection="close")
+    await call.write(b"".join(delta(text) for text in "abc"))
+    call.close()
+
+
+@pytest.mark.parametrize(
+    "script", [_reset_after_three, _close_after_three, _end_without_done, _unframed_close]
+)
+async def test_an_engine_that_dies_in_mid_stream_is_told_in_the_stream(
+    house: House, script
+) -> None:
+    """An error event, no invented finish, no [DONE], the transport ended in order, one head."""
+    house.engine.script = script
+    answer = await ask(house.port, CHAT, chat(), key=house.key.text)
+    assert answer.whole
+    assert answer.status == 200
+    head = b"".join(delta(text) for text in "abc")
+    assert answer.body.startswith(head)
+    error = json.loads(answer.body[len(head) :].removeprefix(b"data: "))["error"]
+    assert error["code"] == "upstream_error"
+    assert b"[DONE]" not in answer.body
+    assert b"HTTP/1.1" not in answer.body
+    assert b'"finish_reason":"' not in answer.body
+    (usage,) = house.books
+    assert (usage.outcome, usage.exact, usage.completion_tokens) == ("failed", False, 3)
+
+
+async def test_a_stream_framed_by_closing_is_whole_when_it_says_so(house: House) -> None:
+    """HTTP/1.0 style framing with an end marker is a good answer."""
+
+    async def script(call: Call) -> None:
+        await call.head(Content_Type="text/event-stream", Connection="close")
+        await call.write(delta("a") + USAGE + DONE)
+        call.close()
+
+    house.engine.script = script
+    answer = await ask(house.port, CHAT, chat(), key=house.key.text)
+    assert answer.body == delta("a") + DONE
+    assert house.books[0].outcome == "ok"
+
+
+async def test_an_error_that_the_engine_streams_is_booked_as_failed(house: House) -> None:
+    """Passed on as it is; nothing is added to it."""
+    error = b'data: {"error":{"message":"out of memory","code":500}}\n\n'
+    house.engine.script = writes([delta("a"), error])
+    answer = await ask(house.port, CHAT, chat(), key=house.key.text)
+    assert answer.body == delta("a") + error
+    assert house.books[0].outcome == "failed"
+
+
+async def test_silence_is_broken_by_comments(tmp_path, engine) -> None:
+    """Before the engine's head, between events, never inside one; then the events go on."""
+    house = House(tmp_path, engine)
+    house.settings = replace(house.settings, silence_s=0.3)
+
+    async def script(call: Call) -> None:
+        await asyncio.sleep(1.0)
+        await call.head(Content_Type="text/event-stream")
+        await call.chunk(delta("a"))
+        await asyncio.sleep(1.0)
+        await call.chunk(delta("b")[:7])
+        await asyncio.sleep(1.0)
+        await call.chunk(delta("b")[7:] + DONE)
+        await call.end()
+
+    engine.script = script
+    async with house.open():
+        for options in (None, {"include_usage": True}):
+            answer = await ask(house.port, CHAT, chat(stream_options=options), key=house.key.text)
+            assert answer.headers["x-mm-generation"] == "small/3"
+            frames = answer.body.split(b"\n\n")
+            assert [frame + b"\n\n" for frame in frames if frame.startswith(b"data")] == [
+                delta("a"),
+                delta("b"),
+                DONE,
+            ]
+            before, between, _ = answer.body.split(b"data: {")
+            assert before.count(b": waiting\n\n") >= 2
+            assert between.count(b": waiting\n\n") >= 2
+
+
+async def test_an_engine_that_refuses_after_a_silence_refuses_in_the_stream(
+    tmp_path, engine
+) -> None:
+    """The head is gone: the refusal is an event in the client's dialect."""
+    house = House(tmp_path, engine)
+    house.settings = replace(house.settings, silence_s=0.2)
+
+    async def script(call: Call) -> None:
+        await asyncio.sleep(0.6)
+        await call.answer({"error": {"message": "no", "code": 400}}, 400)
+
+    engine.script = script
+    async with house.open():
+        answer = await ask(house.port, CHAT, chat(), key=house.key.text)
+        assert answer.status == 200
+        last = answer.body.split(b"\n\n")[-2]
+        assert json.loads(last.removeprefix(b"data: "))["error"]["message"] == "no"
+        answer = await ask(house.port, "/v1/messages", chat(), key=house.key.text)
+        event, data = answer.body.split(b"\n\n")[-2].split(b"\n")
+        assert event == b"event: error"
+        assert json.loads(data.removeprefix(b"data: "))["error"] == {
+            "type": "invalid_request_error",
+            "message": "no",
+        }
+
+
+async def test_a_slow_reader_does_not_fill_the_gate(house: House) -> None:
+    """The engine is read no faster than the client reads."""
+    sent = 0
+
+    async def script(call: Call) -> None:
+        nonlocal sent
+        await call.head(Content_Type="text/event-stream")
+        block = delta("x" * 1000) * 60
+        while not call.gone.is_set():
+            await call.chunk(block)
+            sent += len(block)
+
+    house.engine.script = script
+    async with RawClient(house.port) as client:
+        await client.send(CHAT, chat(), key=house.key.text)
+        await client.head()
+        last = -1
+        for _ in range(100):
+            await asyncio.sleep(0.1)
+            if sent == last:
+                break
+            last = sent
+        assert sent == last, "the engine was read on and on"
+        assert sent < 32 * 1024 * 1024
+    await house.until(lambda: house.books)
+    assert house.gate.flights == {}
+
+
+async def test_a_revoked_key_ends_its_streams_at_once(house: House) -> None:
+    """In words, within 100 ms; other keys' streams go on."""
+    house.engine.script = _writing
+    async with RawClient(house.port) as client:
+        await client.send(CHAT, chat(), key=house.key.text)
+        await client.head()
+        await client.chunk()
+        began = time.monotonic()
+        house.publish(keys=(replace(house.record, state="revoked"),))
+        received = b""
+        while data := await client.chunk():
+            received += data
+        assert time.monotonic() - began < 0.1
+    last = received.split(b"\n\n")[-2]
+    assert json.loads(last.removeprefix(b"data: "))["error"]["code"] == "invalid_api_key"
+    assert house.books[0].outcome == "cancelled"
+    await asyncio.wait_for(house.engine.calls[0].gone.wait(), 1)
+
+
+async def test_a_request_that_takes_too_long_is_ended(tmp_path, engine) -> None:
+    """The deadline answers 504 and frees the engine."""
+    house = House(tmp_path, engine)
+    house.settings = replace(house.settings, request_timeout_s=1)
+    engine.script = _silent_before_head
+    async with house.open():
+        answer = await ask(house.port, CHAT, chat(stream=False), key=house.key.text)
+        assert (answer.status, answer.json["error"]["code"]) == (504, "deadline_exceeded")
+        await asyncio.wait_for(engine.calls[0].gone.wait(), 1)
+        assert house.books[0].outcome == "failed"
+
+
+async def test_a_gate_that_stops_lets_streams_finish(tmp_path, engine) -> None:
+    """Streams that end within the bound end well; what is longer is ended in words."""
+    house = House(tmp_path, engine)
+    slow = asyncio.Event()
+
+    async def script(call: Call) -> None:
+        await call.head(Content_Type="text/event-stream")
+        await call.chunk(delta("a"))
+        if call.json.get("long"):
+            await call.gone.wait()
+            return
+        await slow.wait()
+        await call.chunk(DONE)
+        await call.end()
+
+    engine.script = script
+    short, long = RawClient(0), RawClient(0)
+    async with house.open():
+        for client, more in ((short, {}), (long, {"long": True})):
+            client.port = house.port
+            await client.__aenter__()
+            await client.send(CHAT, chat(**more), key=house.key.text)
+            await client.head()
+            await client.chunk()
+        asyncio.get_running_loop().call_later(0.3, slow.set)
+    # leaving the block told the server to stop, with a bound of one second
+    assert await short.chunk() == DONE
+    assert await short.chunk() == b""
+    last = await long.chunk()
+    assert json.loads(last.removeprefix(b"data: "))["error"]["code"] == "stopping"
+    assert await long.chunk() == b""
+    for client in (short, long):
+        client.writer.close()
+    assert sorted(usage.outcome for usage in house.books) == ["failed", "ok"]
