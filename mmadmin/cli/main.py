@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from mmadmin.cli import build, containers, deployments, keys, logs, store, up
+from mmadmin.cli import build, containers, deployments, keys, logs, store, top, up
 from mmadmin.cli.installation import load_environment
 from mmadmin.cli.output import report
 from mmadmin.cli.records import ACTING_AS
@@ -58,6 +58,7 @@ for command, panel in (
     (up.status, RUNNING),
     (up.password, RUNNING),
     (logs.logs, RUNNING),
+    (top.top, RUNNING),
     (containers.init, ALONE),
     (containers.run, ALONE),
     (containers.healthy, ALONE),
