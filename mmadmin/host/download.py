@@ -211,18 +211,22 @@ def _locked(
     path: Path, label: str, cancelled: Callable[[], bool], log: Callable[[str], None]
 ) -> Iterator[None]:
     """One transfer of one digest at a time on this host; the others wait for its bytes."""
-    with path.open("a") as handle:
-        told = False
-        while True:
+    told = False
+    while True:
+        with path.open("a") as handle:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
+                if path.exists() and path.stat().st_ino == os.fstat(handle.fileno()).st_ino:
+                    try:
+                        yield
+                    finally:
+                        path.unlink(missing_ok=True)
+                    return
             except BlockingIOError:
                 if not told:
                     log(f"waiting for another download of {label}")
                     told = True
-                wait_for(0.2, cancelled, label)
-        yield
+        wait_for(0.1, cancelled, label)
 
 
 class _Part:
@@ -368,8 +372,8 @@ class _Transfer:
         start, end = self.part.span(index)
         with self._answer(http, self._headers(start, end)) as response:
             if response.status_code == OK:
+                self._check_length(response, response.headers.get("content-length"))
                 if start == 0 and end == self.part.size:
-                    self._check_length(response, response.headers.get("content-length"))
                     self._receive(response, start, end)
                     self.part.finish(index)
                     return
@@ -617,14 +621,19 @@ def download(
     progress: Callable[[int, int], None] = no_progress,
     cancelled: Callable[[], bool] = never,
     log: Callable[[str], None] = no_log,
+    already: Callable[[], bool] = never,
 ) -> None:
     """Have the bytes with this digest at `to` (moved there, never copied, on one file system).
 
-    `folder` is the store's `downloads/`. Blocking; may be killed and called again at any time.
+    `folder` is the store's `downloads/`. `already` is asked once it is our turn: True when another
+    transfer has brought the bytes meanwhile and `to` is there. Blocking; may be killed and called
+    again at any time.
     Raises `DigestMismatch`, `SourceUnavailable` and its kinds, `DiskFull`, `Cancelled`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with _locked(folder / f"{sha256}.lock", remote.label, cancelled, log):
+        if already():
+            return
         part = _Part(folder, sha256, size, (policy or Policy()).segment_bytes)
         try:
             transfer = _Transfer(remote, part, policy or Policy(), cancelled, log)
@@ -639,7 +648,6 @@ def download(
             part.close()
         move(part.path, to)
         part.state.unlink(missing_ok=True)
-    (folder / f"{sha256}.lock").unlink(missing_ok=True)
 
 
 def _keep_as(part: _Part, found: str, folder: Path) -> None:

@@ -71,7 +71,7 @@ def without_login(url: str) -> tuple[str, dict[str, str]]:
     return urlunsplit(parts._replace(netloc=host)), {"Authorization": header}
 
 
-def _config_files(env: Mapping[str, str]) -> list[Path]:
+def _config_files(env: Mapping[str, str], system: Path) -> list[Path]:
     """Pip's configuration files, weakest first (pip documentation, "Configuration files")."""
     home = Path(env.get("HOME") or "~").expanduser()
     own = env.get("PIP_CONFIG_FILE", "")
@@ -80,16 +80,18 @@ def _config_files(env: Mapping[str, str]) -> list[Path]:
     xdg = [Path(folder) for folder in (env.get("XDG_CONFIG_DIRS") or "/etc/xdg").split(":")]
     user = Path(env.get("XDG_CONFIG_HOME") or home / ".config")
     files = [folder / "pip" / "pip.conf" for folder in reversed(xdg)]
-    files += [Path("/etc/pip.conf"), home / ".pip" / "pip.conf", user / "pip" / "pip.conf"]
+    files += [system, home / ".pip" / "pip.conf", user / "pip" / "pip.conf"]
     files += [Path(sys.prefix) / "pip.conf"]
     return [*files, Path(own)] if own else files
 
 
-def pip_config(env: Mapping[str, str] | None = None) -> PipConfig:
+def pip_config(
+    env: Mapping[str, str] | None = None, *, system: Path = Path("/etc/pip.conf")
+) -> PipConfig:
     """Read pip's configuration; `PIP_*` variables win over files, `[download]` over `[global]`."""
     env = os.environ if env is None else env
     values: dict[str, str] = {}
-    for file in _config_files(env):
+    for file in _config_files(env, system):
         parser = configparser.RawConfigParser()
         try:
             parser.read_string(file.read_text(encoding="utf-8"), source=str(file))

@@ -290,6 +290,7 @@ class HostToolbox:
             progress=lambda done, total: self.progress_sink(done, total, "bytes"),
             cancelled=self.cancelled,
             log=self.log,
+            already=lambda: self.staging.take(sha256, size, to),
         )
 
     def _copy(self, path: Path, to: Path, sha256: str, size: int, label: str) -> None:

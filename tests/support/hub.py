@@ -95,6 +95,8 @@ class Handler(BaseHTTPRequestHandler):
             elif "resolve" in parts:
                 at = parts.index("resolve")
                 self.resolve("/".join(parts[:at]), parts[at + 1], "/".join(parts[at + 2 :]))
+            elif path.strip("/") in self.hub.pages:
+                self.send_page(self.hub.pages[path.strip("/")])
             elif path.removeprefix("/") in self.hub.plain:
                 self.send_content(self.hub.plain[path.removeprefix("/")])
             else:
@@ -187,9 +189,14 @@ class Handler(BaseHTTPRequestHandler):
     # -- answers -----------------------------------------------------------------------------
 
     def send_json(self, value: object) -> None:
-        body = json.dumps(value).encode()
+        self.send_body(json.dumps(value).encode(), "application/json")
+
+    def send_page(self, page: str) -> None:
+        self.send_body(page.encode(), "text/html")
+
+    def send_body(self, body: bytes, content_type: str) -> None:
         self.send_response(200)
-        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Type", content_type)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         if self.command != "HEAD":
@@ -272,6 +279,8 @@ class LocalHub:
     repos: dict[str, Repo] = field(default_factory=dict)
     plain: dict[str, Content] = field(default_factory=dict)
     """Files outside any repository, by path."""
+    pages: dict[str, str] = field(default_factory=dict)
+    """HTML pages by path: a package index."""
     cdn: dict[str, Content] = field(default_factory=dict)
     faults: dict[str, deque[Fault]] = field(default_factory=lambda: defaultdict(deque))
     """Part of a path → what goes wrong next there."""
