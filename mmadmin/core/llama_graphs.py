@@ -20,6 +20,8 @@ from mmadmin.core.model_shape import BERTS, ModelShape
 
 F16 = 2
 I64 = 8
+ROTATION = 64
+"""The least size of the rotation of a quantized cache."""
 NO_MIXED_BATCH = frozenset(
     {"cogvlm", "deepseek4", "granite-switch", "eagle3", "dflash", "gemma4-assistant"}
 )
@@ -43,8 +45,9 @@ class Batch:
     flash_attention: bool
     embeddings: bool
     pooling: int
-    half_cache: bool = True
-    """False: the cache is quantized, and GPUs convert it to half precision first."""
+    quantized_keys: bool = False
+    quantized_values: bool = False
+    """A quantized cache is rotated before it is stored, and GPUs convert it back to half."""
 
 
 @dataclass(slots=True)
@@ -59,6 +62,8 @@ class _Inputs:
     mask_swa: Tensor | None = None
     keys_swa: Tensor | None = None
     values_swa: Tensor | None = None
+    rotate_keys: Tensor | None = None
+    rotate_values: Tensor | None = None
 
 
 def worst_case(shape: ModelShape, batch: Batch, devices: Mapping[int, int]) -> Graph:
@@ -117,9 +122,32 @@ class _Builder:
             if shape.window_layers:
                 found.keys_swa, found.values_swa = self.indices()
                 found.mask_swa = self.mask(batch.window_cells)
+            found.rotate_keys = self.rotation(shape.key_length, quantized=batch.quantized_keys)
+            found.rotate_values = self.rotation(
+                shape.value_length, quantized=batch.quantized_values, smallest=True
+            )
         elif shape.window_layers:
             found.mask_swa = self.mask(0)
         return found
+
+    def rotation(
+        self, lengths: Sequence[int], *, quantized: bool, smallest: bool = False
+    ) -> Tensor | None:
+        """The Hadamard matrix of a quantized cache (`llama_kv_cache`'s constructor)."""
+        if not quantized or len(set(lengths)) != 1 or lengths[0] % ROTATION:
+            return None
+        size = ROTATION
+        while not smallest and lengths[0] % (2 * size) == 0:
+            size *= 2
+        return self.graph.input(size, size)
+
+    def rotated(self, x: Tensor, matrix: Tensor | None) -> Tensor:
+        """`llama_mul_mat_hadamard`."""
+        if matrix is None:
+            return x
+        graph, size = self.graph, matrix.shape[0]
+        flat = graph.view(x, (size, x.shape[0] * x.shape[1] * x.shape[2] // size))
+        return graph.view(graph.new("mul_mat", flat.shape, matrix, flat), x.shape)
 
     def mask(self, cells: int) -> Tensor:
         batch = self.batch
@@ -180,6 +208,8 @@ class _Builder:
         """`build_attn`: store into the cache, attend, project back."""
         graph, shape, batch = self.graph, self.shape, self.batch
         windowed = layer in shape.window_layers
+        q, k = self.rotated(q, inputs.rotate_keys), self.rotated(k, inputs.rotate_keys)
+        v = self.rotated(v, inputs.rotate_values)
         order = (q, k, v) if shape.window_layers or not shape.has_cache else (q, v, k)
         for tensor in order:
             graph.expand(tensor)
@@ -190,7 +220,7 @@ class _Builder:
             values = inputs.values_swa if windowed else inputs.values
             k = self.cached(k, keys, cells)
             v = self.cached(v, values, cells, transposed=not batch.flash_attention)
-        out = self.attend(q, k, v, mask)
+        out = self.rotated(self.attend(q, k, v, mask), inputs.rotate_values)
         return self.linear(out, shape.embedding, bias=shape.has(layer, "attn_output.bias"))
 
     def cached(
@@ -225,8 +255,9 @@ class _Builder:
                 k = graph.new("cast", k.shape, k, element_bytes=F16)
                 v = graph.new("cast", v.shape, v, element_bytes=F16)
             out = graph.new("flash_attn", (value, heads, each, streams), q, k, v, mask)
-            if not batch.half_cache and graph.device >= 0:
-                elements = (k.shape[0] + v.shape[0]) * k.shape[1] * k.shape[2] * k.shape[3]
+            if (batch.quantized_keys or batch.quantized_values) and graph.device >= 0:
+                width = k.shape[0] * batch.quantized_keys + v.shape[0] * batch.quantized_values
+                elements = width * k.shape[1] * k.shape[2] * k.shape[3]
                 out.extra_bytes = F16 * elements
             out = graph.view(out, (value * heads, tokens))
         else:

@@ -331,10 +331,10 @@ def _home(weight: Weight, shape: ModelShape, run: RunShape, where: Sequence[int]
 
 def _gpu_size(weight: Weight) -> int:
     """`ggml_backend_cuda_buffer_type_get_alloc_size`, aligned."""
-    size = weight.size_bytes
+    size = weight.size
     row = weight.shape[0] if weight.shape else 1
     if weight.type not in UNQUANTIZED and row % ROW_PADDING:
-        per_row = weight.size_bytes * row // max(weight.elements, 1)
+        per_row = weight.size * row // max(weight.elements, 1)
         size += per_row * (ROW_PADDING - row % ROW_PADDING) // row
     return _up(size, CUDA_ALIGNMENT)
 
@@ -358,17 +358,17 @@ def _host_weights(
     for weight in weights:
         can = alone and run.repack and _repacks(weight, cpu_features)
         if can:
-            repacked += _up(weight.size_bytes, HOST_ALIGNMENT)
+            repacked += _up(weight.size, HOST_ALIGNMENT)
         if not can or weight.name == "token_embd.weight":
             stays.append(weight)
         if can and weight.name == "token_embd.weight" and not shape.ties_output:
-            repacked -= _up(weight.size_bytes, HOST_ALIGNMENT)
+            repacked -= _up(weight.size, HOST_ALIGNMENT)
     if not run.memory_mapped:
-        return sum(_up(weight.size_bytes, HOST_ALIGNMENT) for weight in stays), repacked
+        return sum(_up(weight.size, HOST_ALIGNMENT) for weight in stays), repacked
     mapped = 0
     for file in {weight.file for weight in stays}:
         mine = [weight for weight in stays if weight.file == file]
-        end = max(weight.offset + weight.size_bytes for weight in mine)
+        end = max(weight.offset + weight.size for weight in mine)
         mapped += end - min(weight.offset for weight in mine)
     return mapped, repacked
 
@@ -479,7 +479,8 @@ def compute_buffers(
         flash_attention=run.flash_attention,
         embeddings=run.embeddings,
         pooling=shape.pooling if run.pooling is None else run.pooling,
-        half_cache={run.cache_type_k, run.cache_type_v} <= {"f16"},
+        quantized_keys=CACHE_BLOCKS[run.cache_type_k][0] > 1,
+        quantized_values=CACHE_BLOCKS[run.cache_type_v][0] > 1,
     )
     used = sorted({device for device in where if device != HOST})
     graph = worst_case(shape, batch, dict(enumerate(where)))

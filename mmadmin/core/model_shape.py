@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from mmadmin.core.errors import InvalidModel
-from mmadmin.core.recipe import Json
+from mmadmin.core.gguf_file import GgufArray, GgufHeader, Value
 
 Window = Literal["none", "sliding", "chunked", "symmetric"]
 
@@ -37,11 +37,11 @@ class TensorRow(Protocol):
 
     @property
     def offset(self) -> int:
-        """Bytes from the start of the file's tensor data."""
+        """Bytes from the start of the file."""
         ...
 
     @property
-    def size_bytes(self) -> int:
+    def size(self) -> int:
         """Bytes of its data."""
         ...
 
@@ -54,7 +54,7 @@ class Weight:
     shape: tuple[int, ...]
     type: str
     offset: int
-    size_bytes: int
+    size: int
     file: int = 0
     """Which shard holds it, from 0."""
 
@@ -150,7 +150,7 @@ class ModelShape:
     @property
     def weight_bytes(self) -> int:
         """Bytes of all tensors."""
-        return sum(weight.size_bytes for weight in self.weights)
+        return sum(weight.size for weight in self.weights)
 
     @property
     def parameters(self) -> int:
@@ -167,7 +167,12 @@ class ModelShape:
         return f"blk.{layer}.{part}" in self.names
 
 
-def shape_of(metadata: Mapping[str, Json], tables: Sequence[Sequence[TensorRow]]) -> ModelShape:
+def shape_of_headers(headers: Sequence[GgufHeader]) -> ModelShape:
+    """The shape by the headers of a model's files, the first one's metadata being the model's."""
+    return shape_of(headers[0].metadata, [header.tensors for header in headers])
+
+
+def shape_of(metadata: Mapping[str, Value], tables: Sequence[Sequence[TensorRow]]) -> ModelShape:
     """The shape by a model's metadata and its tensor table, one table a shard.
 
     Raises `InvalidModel` when the header lacks what every model must say.
@@ -175,7 +180,7 @@ def shape_of(metadata: Mapping[str, Json], tables: Sequence[Sequence[TensorRow]]
     read = _Reader(metadata)
     arch = read.text("general.architecture")
     weights = tuple(
-        Weight(row.name, tuple(row.shape), row.type, row.offset, row.size_bytes, file)
+        Weight(row.name, tuple(row.shape), row.type, row.offset, row.size, file)
         for file, table in enumerate(tables)
         for row in table
     )
@@ -225,7 +230,7 @@ def shape_of(metadata: Mapping[str, Json], tables: Sequence[Sequence[TensorRow]]
 
 @dataclass(frozen=True, slots=True)
 class _Reader:
-    metadata: Mapping[str, Json]
+    metadata: Mapping[str, Value]
 
     def text(self, key: str) -> str:
         value = self.metadata.get(key)
@@ -235,8 +240,8 @@ class _Reader:
 
     def number(self, key: str, default: int | None = None) -> int:
         value = self.metadata.get(key)
-        if isinstance(value, list) and value:
-            value = value[0]
+        if isinstance(value, GgufArray) and value.values:
+            value = value.values[0]
         if isinstance(value, int) and not isinstance(value, bool):
             return value
         if default is None:
@@ -250,9 +255,8 @@ class _Reader:
     def layered(self, key: str, layers: int, *, default: int | Sequence[int]) -> tuple[int, ...]:
         """A value for every layer, from one number or an array."""
         value = self.metadata.get(key)
-        if isinstance(value, list):
-            numbers = [int(n) for n in value if isinstance(n, (int, bool))]
-            return tuple((numbers + [0] * layers)[:layers])
+        if isinstance(value, GgufArray):
+            return tuple(([int(n) for n in value.values] + [0] * layers)[:layers])
         if isinstance(value, int) and not isinstance(value, bool):
             return (value,) * layers
         return (default,) * layers if isinstance(default, int) else tuple(default)
@@ -266,12 +270,14 @@ def _windows(read: _Reader, arch: str, layers: int) -> tuple[int, frozenset[int]
         return 0, frozenset(), "none"
     if arch == "llama4":
         window = WINDOW_DEFAULTS["llama4"]
-    kind: Window = {"llama4": "chunked", "modern-bert": "symmetric"}.get(arch, "sliding")  # type: ignore[assignment]
-    if arch == "gemma-embedding":
+    kind: Window = "sliding"
+    if arch == "llama4":
+        kind = "chunked"
+    elif arch in NO_CACHE:
         kind = "symmetric"
     pattern = read.metadata.get(f"{arch}.attention.sliding_window_pattern")
-    if isinstance(pattern, list):
-        return window, frozenset(i for i, on in enumerate(pattern[:layers]) if on), kind
+    if isinstance(pattern, GgufArray):
+        return window, frozenset(i for i, on in enumerate(pattern.values[:layers]) if on), kind
     period, full_first = WINDOW_PERIODS.get(arch, (1, False))
     if isinstance(pattern, int):
         period = pattern
@@ -314,6 +320,9 @@ def _recurrent_state(read: _Reader, arch: str, embedding: int) -> int:
 
 
 def _vocabulary(weights: Sequence[Weight], read: _Reader, arch: str) -> int:
+    tokens = read.metadata.get("tokenizer.ggml.tokens")
+    if isinstance(tokens, GgufArray):
+        return tokens.count
     for weight in weights:
         if weight.name == "token_embd.weight" and len(weight.shape) > 1:
             return weight.shape[1]
