@@ -1,0 +1,172 @@
+"""How a generation goes live and back: the order of phases, as one pure table.
+
+    overlap  preflight → start → probe → flip → drain → stop → retire
+    swap     preflight → hold → drain → stop → start → probe → flip → retire
+    stop     flip → drain → stop → retire
+    way back unstart, and after a swap that had taken the old one down: restart → reprobe → reopen
+
+A phase is written down before it begins and is repeatable: whoever finds the record after a crash
+does the written phase again and goes on from there. Until the flip a failure or a cancellation
+leads to the way back; after it the walk can only be finished. Doing the phases is the job's work
+(effects), deciding what comes next is here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from mmadmin.core.errors import Conflict
+
+
+class Phase(StrEnum):
+    """One step of the walk."""
+
+    PREFLIGHT = "preflight"
+    HOLD = "hold"
+    START = "start"
+    PROBE = "probe"
+    FLIP = "flip"
+    DRAIN = "drain"
+    STOP = "stop"
+    RETIRE = "retire"
+    UNSTART = "unstart"
+    RESTART = "restart"
+    REPROBE = "reprobe"
+    REOPEN = "reopen"
+
+
+class Kind(StrEnum):
+    """Forward to a generation, back to an earlier one, or down."""
+
+    ACTIVATE = "activate"
+    ROLLBACK = "rollback"
+    STOP = "stop"
+
+
+class Mode(StrEnum):
+    """Beside the old generation, or after it."""
+
+    OVERLAP = "overlap"
+    SWAP = "swap"
+
+
+_P = Phase
+OVERLAP = (_P.PREFLIGHT, _P.START, _P.PROBE, _P.FLIP, _P.DRAIN, _P.STOP, _P.RETIRE)
+SWAP = (_P.PREFLIGHT, _P.HOLD, _P.DRAIN, _P.STOP, _P.START, _P.PROBE, _P.FLIP, _P.RETIRE)
+STOP = (_P.FLIP, _P.DRAIN, _P.STOP, _P.RETIRE)
+BACK_OVERLAP = (_P.UNSTART,)
+BACK_SWAP = (_P.UNSTART, _P.RESTART, _P.REPROBE, _P.REOPEN)
+
+WORDS: dict[Phase, str] = {
+    _P.PREFLIGHT: "looking whether everything is there and fits",
+    _P.HOLD: "new requests wait",
+    _P.START: "starting the engine",
+    _P.PROBE: "loading and proving the engine",
+    _P.FLIP: "sending requests to the new generation",
+    _P.DRAIN: "the old generation finishes its requests",
+    _P.STOP: "ending the old engine",
+    _P.RETIRE: "the old generation is kept in the store",
+    _P.UNSTART: "ending the engine that failed",
+    _P.RESTART: "starting the old engine again",
+    _P.REPROBE: "loading and proving the old engine",
+    _P.REOPEN: "waiting requests go on to the old generation",
+}
+"""What a person reads while the phase runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """Where an activation is: everything that decides what comes next."""
+
+    kind: Kind
+    has_previous: bool
+    """A generation was live, with an engine, when it began."""
+    phase: Phase
+    mode: Mode = Mode.OVERLAP
+    """Decided by the preflight."""
+    undoing: bool = False
+    flipped: bool = False
+    """The route has changed: the rest can only be finished."""
+
+
+def begin(kind: Kind, *, has_previous: bool) -> Walk:
+    """A walk at its first phase."""
+    first = Phase.FLIP if kind is Kind.STOP else Phase.PREFLIGHT
+    return Walk(kind=kind, has_previous=has_previous, phase=first)
+
+
+def choose_mode(wanted: str, *, has_previous: bool, fits_beside: bool) -> Mode:
+    """Overlap or swap, from what the deployment file wants and what memory allows.
+
+    Raises `Conflict` when an overlap is wanted and there is no room for it.
+    """
+    if not has_previous:
+        return Mode.OVERLAP
+    if wanted == "swap":
+        return Mode.SWAP
+    if fits_beside:
+        return Mode.OVERLAP
+    if wanted == "overlap":
+        raise Conflict(
+            "there is no room for the new generation beside the one that is live",
+            remedy='set activation.mode to "auto" or "swap"',
+        )
+    return Mode.SWAP
+
+
+def sequence(walk: Walk) -> tuple[Phase, ...]:
+    """The phases of the way that the walk is on."""
+    if walk.undoing:
+        return BACK_SWAP if must_restore(walk) else BACK_OVERLAP
+    if walk.kind is Kind.STOP:
+        return STOP
+    return SWAP if walk.mode is Mode.SWAP else OVERLAP
+
+
+def must_restore(walk: Walk) -> bool:
+    """True when a failure brings the old engine back: the swap may have taken it down."""
+    return walk.mode is Mode.SWAP and walk.has_previous and walk.kind is not Kind.STOP
+
+
+def may_turn_back(walk: Walk) -> bool:
+    """True while a failure or a cancellation still leads to the way back."""
+    return not walk.flipped and not walk.undoing and walk.kind is not Kind.STOP
+
+
+def after(walk: Walk, *, mode: Mode | None = None) -> Walk | None:
+    """The walk at its next phase once the present one is done; None = it has ended.
+
+    `mode` is what the preflight found out. Raises `Conflict` for a phase that its way lacks.
+    """
+    if mode is not None:
+        walk = replace(walk, mode=mode)
+    if walk.phase is Phase.FLIP:
+        walk = replace(walk, flipped=True)
+    way = sequence(walk)
+    if walk.phase not in way:
+        raise Conflict(
+            f"{walk.phase} is no phase of this activation",
+            remedy="cancel it and activate again",
+        )
+    position = way.index(walk.phase) + 1
+    return replace(walk, phase=way[position]) if position < len(way) else None
+
+
+def turn_back(walk: Walk) -> Walk:
+    """The walk at the first phase of its way back. Raises `Conflict` when it can only go on."""
+    if not may_turn_back(walk):
+        raise Conflict(
+            "the activation has gone too far to turn back", remedy="roll back once it has ended"
+        )
+    undone = replace(walk, undoing=True)
+    return replace(undone, phase=sequence(undone)[0])
+
+
+def ends_live(walk: Walk) -> str:
+    """Which generation serves once this walk has ended: `target`, `previous` or `none`."""
+    if walk.kind is Kind.STOP:
+        return "none"
+    if not walk.undoing:
+        return "target"
+    return "previous" if walk.has_previous else "none"
