@@ -631,6 +631,12 @@ def _check_key_fields(fields: dict[str, Any]) -> None:
             f"there is no deployment {', '.join(sorted(unknown))}", field="deployments"
         )
     expires_at = fields.get("expires_at")
+    if expires_at is not None and timezone.is_naive(expires_at):
+        raise InvalidInput(
+            "the expiry has no time zone",
+            remedy="write for example …T12:00:00Z",
+            field="expires_at",
+        )
     if expires_at is not None and expires_at <= timezone.now():
         raise InvalidInput("the expiry lies in the past", field="expires_at")
 
@@ -828,6 +834,27 @@ def set_password(actor: User, username: str, password: str) -> User:
     return user
 
 
+def edit_user(
+    actor: User,
+    username: str,
+    *,
+    role: Role | str | None = None,
+    active: bool | None = None,
+    password: str | None = None,
+) -> User:
+    """Change several things of a person at once; all of it or nothing."""
+    with transaction.atomic():
+        if role is not None:
+            set_role(actor, username, role)
+        if active is not None:
+            set_user_active(actor, username, on=active)
+        if password is not None:
+            set_password(actor, username, password)
+        if actor.get_username() != username:
+            require(actor, Role.ADMIN)
+        return _locked_user(username)
+
+
 def issue_token(
     actor: User, *, note: str = "", expires_at: datetime | None = None
 ) -> tuple[UserToken, str]:
@@ -835,7 +862,7 @@ def issue_token(
     require(actor, Role.VIEWER)
     _check_key_fields({"note": note, "expires_at": expires_at})
     new = access.new_key(_pepper())
-    text = new.text.replace("sk-mm-", "pat-mm-", 1)
+    text = TOKEN_PREFIX + new.text.removeprefix("sk-mm-")
     with transaction.atomic():
         token = UserToken.objects.create(
             user=actor,
@@ -846,6 +873,27 @@ def issue_token(
         )
         _audit(actor, "token.issue", f"token:{token.token_id}", f"token of {actor}")
     return token, text
+
+
+TOKEN_PREFIX = "pat-mm-"  # noqa: S105
+TOKEN_SEEN_EVERY = timedelta(minutes=1)
+
+
+def token_user(text: str) -> User | None:
+    """The person whose personal token this is, while both are valid; notes that it was used."""
+    if not text.startswith(TOKEN_PREFIX) or not settings.KEY_PEPPER:
+        return None
+    token_id = access.parse_key("sk-mm-" + text.removeprefix(TOKEN_PREFIX))
+    token = UserToken.objects.select_related("user").filter(token_id=token_id).first()
+    if token is None or not access.key_matches(text, token.digest, settings.KEY_PEPPER):
+        return None
+    now = timezone.now()
+    expired = token.expires_at is not None and token.expires_at <= now
+    if expired or token.revoked_at is not None or not token.user.is_active:
+        return None
+    if token.last_used_at is None or token.last_used_at < now - TOKEN_SEEN_EVERY:
+        UserToken.objects.filter(pk=token.pk).update(last_used_at=now)
+    return token.user
 
 
 def revoke_token(actor: User, token_id: str) -> UserToken:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, Generic, Literal, TypeVar
 
 from django.db.models import Count, Max, Model, Prefetch, Q, QuerySet, Sum
@@ -135,6 +135,11 @@ def require(actor: User, role: Role = Role.VIEWER) -> None:
             remedy="ask an admin",
             role=role.value,
         )
+
+
+def aware(moment: datetime) -> datetime:
+    """The moment with its zone; one without is in UTC."""
+    return moment if timezone.is_aware(moment) else moment.replace(tzinfo=UTC)
 
 
 def paged(rows: QuerySet[M], page: int, per_page: int = PER_PAGE) -> Page[M]:
@@ -588,6 +593,7 @@ def usage(
     `completion_tokens`, `cached_tokens`, `reasoning_tokens`, `ttft_ms`, `duration_ms`.
     """
     require(actor)
+    since, until = aware(since), aware(until)
     rows = UsageBucket.objects.filter(hour__gte=since, hour__lt=until)
     if deployment:
         rows = rows.filter(deployment=deployment)

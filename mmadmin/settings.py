@@ -56,6 +56,7 @@ MIDDLEWARE = [
     "django.contrib.auth.middleware.AuthenticationMiddleware",
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
+    "deployments.middleware.AddressMiddleware",
 ]
 ROOT_URLCONF = "mmadmin.urls"
 ASGI_APPLICATION = "mmadmin.asgi.application"
@@ -94,6 +95,13 @@ if DATABASES["default"]["ENGINE"] == "django.db.backends.sqlite3":
         "timeout": 20,
         "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;",
     }
+
+CACHES = {
+    "default": {
+        "BACKEND": "django.core.cache.backends.filebased.FileBasedCache",
+        "LOCATION": HOME.root / "cache",
+    }
+}
 
 REDIS_URL = os.environ.get("REDIS_URL") or HOME.broker_url
 HOST_NAME = os.environ.get("MM_HOST_NAME", "local")

@@ -6,6 +6,8 @@ from django.contrib import admin
 from django.http import HttpRequest, HttpResponse
 from django.urls import URLPattern, URLResolver, include, path
 
+from deployments.api import api
+
 
 def healthz(_request: HttpRequest) -> HttpResponse:
     """Say that this process answers; asks nothing of database or broker."""
@@ -15,6 +17,7 @@ def healthz(_request: HttpRequest) -> HttpResponse:
 urlpatterns: list[URLPattern | URLResolver] = [
     path("healthz", healthz),
     path("admin/", admin.site.urls),
+    path("api/v1/", api.urls),
     path("", include("deployments.pages")),
 ]
 

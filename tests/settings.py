@@ -15,3 +15,4 @@ ALLOWED_HOSTS = ["*"]
 if DATABASES["default"]["ENGINE"] == "django.db.backends.sqlite3":  # noqa: F405
     # a file, not memory: jobs are tested with threads and processes of their own
     DATABASES["default"]["TEST"] = {"NAME": str(HOME.root / "test.sqlite3")}  # noqa: F405
+STATIC_ROOT.mkdir(parents=True, exist_ok=True)  # noqa: F405 (or WhiteNoise warns)

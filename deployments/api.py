@@ -1,0 +1,503 @@
+"""The REST API under `/api/v1`: what the panel and `mm` do, for programs.
+
+Every endpoint is one action or query; roles are checked there. A request proves who asks by the
+panel's session (with its CSRF token), by a personal token (`Authorization: Bearer pat-mm-…`), or
+by HTTP Basic. Every error has one shape, `{"error": {code, message, remedy, details}}`.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import logging
+from datetime import datetime, timedelta
+from typing import Any, Literal, cast
+
+from django.contrib.auth import authenticate
+from django.http import Http404, HttpRequest, HttpResponse
+from ninja import NinjaAPI, Router, Status
+from ninja.errors import AuthenticationError, HttpError, ValidationError
+from ninja.params.functions import Query
+from ninja.security import HttpBearer, SessionAuth
+from ninja.security.base import AuthBase
+
+from deployments import actions, queries
+from deployments import schemas as s
+from deployments.models import User
+from mmadmin.core.errors import HTTP_STATUS, MmError
+
+log = logging.getLogger(__name__)
+
+
+class Basic(AuthBase):
+    """A person's name and password, for scripts."""
+
+    openapi_type = "http"
+    openapi_scheme = "basic"
+
+    def __call__(self, request: HttpRequest) -> User | None:
+        """The person, or None."""
+        scheme, _, encoded = request.headers.get("Authorization", "").partition(" ")
+        if scheme.lower() != "basic":
+            return None
+        try:
+            name, _, password = base64.b64decode(encoded, validate=True).decode().partition(":")
+        except (binascii.Error, UnicodeDecodeError):
+            return None
+        return authenticate(request, username=name, password=password)
+
+
+class Token(HttpBearer):
+    """A personal token."""
+
+    def authenticate(self, request: HttpRequest, token: str) -> User | None:  # noqa: ARG002
+        """The token's person, or None."""
+        return actions.token_user(token)
+
+
+class Session(SessionAuth):
+    """The panel's session."""
+
+    def authenticate(self, request: HttpRequest, key: str | None) -> User | None:  # noqa: ARG002
+        """The person who is logged in, or None."""
+        return request.user if isinstance(request.user, User) else None
+
+
+api = NinjaAPI(
+    title="mmadmin",
+    version="1",
+    description=__doc__ or "",
+    urls_namespace="api-1",
+    auth=[Token(), Basic(), Session(csrf=True)],
+    docs_decorator=None,
+)
+ERRORS = {frozenset({401, 403, 404, 409, 422, 400, 503}): s.ErrorOut}
+
+
+def who(request: HttpRequest) -> User:
+    """The person who asks."""
+    return cast("User", cast("Any", request).auth)
+
+
+def failure(
+    request: HttpRequest, status: int, code: str, message: str, **more: Any
+) -> HttpResponse:
+    """An error in the one shape."""
+    body = {"code": code, "message": message, "remedy": "", "details": {}} | more
+    return api.create_response(request, {"error": body}, status=status)
+
+
+@api.exception_handler(MmError)
+def _mm_error(request: HttpRequest, error: MmError) -> HttpResponse:
+    status = HTTP_STATUS.get(error.code, 400)
+    return api.create_response(request, {"error": error.as_json()}, status=status)
+
+
+@api.exception_handler(ValidationError)
+def _invalid(request: HttpRequest, error: ValidationError) -> HttpResponse:
+    problems = [
+        {"field": ".".join(str(part) for part in problem["loc"][1:]), "message": problem["msg"]}
+        for problem in error.errors
+    ]
+    message = "; ".join(f"{p['field']}: {p['message']}" for p in problems) or "invalid input"
+    return failure(request, 422, "invalid_input", message, details={"problems": problems})
+
+
+@api.exception_handler(AuthenticationError)
+def _unauthenticated(request: HttpRequest, error: AuthenticationError) -> HttpResponse:  # noqa: ARG001
+    return failure(
+        request, 401, "unauthenticated", "who is asking?", remedy="log in, or send a personal token"
+    )
+
+
+@api.exception_handler(HttpError)
+def _http_error(request: HttpRequest, error: HttpError) -> HttpResponse:
+    code = "refused" if error.status_code == 403 else "invalid_input"  # noqa: PLR2004
+    return failure(request, error.status_code, code, str(error))
+
+
+@api.exception_handler(Http404)
+def _missing(request: HttpRequest, error: Http404) -> HttpResponse:
+    return failure(request, 404, "not_found", str(error) or "there is nothing here")
+
+
+@api.exception_handler(Exception)
+def _bug(request: HttpRequest, error: Exception) -> HttpResponse:
+    log.error("%s %s", request.method, request.path, exc_info=error)
+    return failure(
+        request,
+        500,
+        "errored",
+        "an error in mmadmin itself",
+        remedy="see the panel's log for the traceback, and report it",
+    )
+
+
+deployments = Router(tags=["deployments"])
+builds = Router(tags=["builds"])
+activations = Router(tags=["activations"])
+keys = Router(tags=["keys"])
+people = Router(tags=["people"])
+rest = Router(tags=["installation"])
+
+
+# --- deployments
+
+
+@deployments.get("", response={200: list[s.DeploymentOut], **ERRORS})
+def list_deployments(request: HttpRequest, archived: bool = False) -> Any:  # noqa: FBT001, FBT002
+    """Every deployment, with what is live."""
+    rows = queries.deployments_overview(who(request), archived=archived)
+    return [s.DeploymentOut.of(row) for row in rows]
+
+
+@deployments.post("", response={201: s.GenerationOut, **ERRORS})
+def deploy(request: HttpRequest, body: s.DeployIn) -> Any:
+    """Record the next generation of the deployment that the file names, and build it."""
+    generation = actions.deploy(
+        who(request), body.spec_toml, reason=body.reason, activate=body.activate
+    )
+    return Status(201, s.GenerationOut.of(generation))
+
+
+@deployments.get("/{name}", response={200: s.DeploymentOut, **ERRORS})
+def get_deployment(request: HttpRequest, name: str) -> Any:
+    """One deployment."""
+    return s.DeploymentOut.of(queries.deployment(who(request), name))
+
+
+@deployments.patch("/{name}", response={200: s.DeploymentOut, **ERRORS})
+def configure(request: HttpRequest, name: str, body: s.ConfigureIn) -> Any:
+    """Change what is not part of a generation."""
+    actions.configure(who(request), name, **body.dict(exclude_unset=True))
+    return s.DeploymentOut.of(queries.deployment(who(request), name))
+
+
+@deployments.get("/{name}/history", response={200: s.PageOut[s.HistoryOut], **ERRORS})
+def history(request: HttpRequest, name: str, page: int = Query(1, ge=1)) -> Any:
+    """Its generations, newest first."""
+    return _page(queries.history(who(request), name, page=page), s.HistoryOut.of_row)
+
+
+@deployments.get(
+    "/{name}/generations/{int:number}", response={200: s.GenerationDetailOut, **ERRORS}
+)
+def generation(request: HttpRequest, name: str, number: int) -> Any:
+    """One generation with everything that was recorded of it."""
+    return s.GenerationDetailOut.of_row(queries.generation(who(request), name, number))
+
+
+@deployments.get("/{name}/diff", response={200: list[s.DiffRowOut], **ERRORS})
+def diff(
+    request: HttpRequest,
+    name: str,
+    a: int = Query(..., ge=0, le=2**31 - 1),
+    b: int = Query(..., ge=0, le=2**31 - 1),
+) -> Any:
+    """What differs from generation `a` to generation `b`."""
+    return [s.DiffRowOut.of(row) for row in queries.diff(who(request), name, a, b)]
+
+
+@deployments.post("/{name}/activate", response={202: s.ActivationOut, **ERRORS})
+def activate(request: HttpRequest, name: str, body: s.ActivateIn) -> Any:
+    """Make a built generation live."""
+    return Status(
+        202,
+        s.ActivationOut.of(actions.activate(who(request), name, body.number, reason=body.reason)),
+    )
+
+
+@deployments.post("/{name}/rollback", response={202: s.ActivationOut, **ERRORS})
+def rollback(request: HttpRequest, name: str, body: s.RollbackIn) -> Any:
+    """Bring an earlier generation back."""
+    return Status(
+        202,
+        s.ActivationOut.of(actions.rollback(who(request), name, to=body.to, reason=body.reason)),
+    )
+
+
+@deployments.post("/{name}/stop", response={202: s.ActivationOut, **ERRORS})
+def stop(request: HttpRequest, name: str, body: s.ReasonIn) -> Any:
+    """Take the live generation down."""
+    return Status(202, s.ActivationOut.of(actions.stop(who(request), name, reason=body.reason)))
+
+
+@deployments.post("/{name}/archive", response={200: s.DeploymentOut, **ERRORS})
+def archive(request: HttpRequest, name: str, body: s.SwitchIn) -> Any:
+    """Put a deployment that serves nothing out of sight, or take it back."""
+    actions.archive(who(request), name, on=body.on)
+    return s.DeploymentOut.of(queries.deployment(who(request), name))
+
+
+@deployments.post(
+    "/{name}/generations/{int:number}/pin", response={200: s.GenerationDetailOut, **ERRORS}
+)
+def pin(request: HttpRequest, name: str, number: int, body: s.SwitchIn) -> Any:
+    """Keep a generation's objects whatever its age, or no longer."""
+    actions.pin(who(request), name, number, body.on)
+    return s.GenerationDetailOut.of_row(queries.generation(who(request), name, number))
+
+
+@deployments.post(
+    "/{name}/generations/{int:number}/mark", response={200: s.GenerationDetailOut, **ERRORS}
+)
+def mark(request: HttpRequest, name: str, number: int, body: s.MarkIn) -> Any:
+    """Call a generation good or bad, or neither."""
+    actions.mark(who(request), name, number, body.mark)
+    return s.GenerationDetailOut.of_row(queries.generation(who(request), name, number))
+
+
+# --- builds and activations
+
+
+@builds.post("/plans", response={202: s.BuildOut, **ERRORS})
+def plan(request: HttpRequest, body: s.SpecIn) -> Any:
+    """Ask what a deploy of this file would build and fetch; look at the build for the answer."""
+    build = actions.plan(who(request), body.spec_toml)
+    return Status(202, s.BuildOut.of(queries.build(who(request), build.pk)))
+
+
+@builds.get("/builds", response={200: s.PageOut[s.BuildBrief], **ERRORS})
+def list_builds(request: HttpRequest, deployment: str = "", page: int = Query(1, ge=1)) -> Any:
+    """Builds, newest first."""
+    return _page(queries.builds(who(request), name=deployment, page=page), s.BuildBrief.of)
+
+
+@builds.get("/builds/{int:build_id}", response={200: s.BuildOut, **ERRORS})
+def get_build(request: HttpRequest, build_id: int) -> Any:
+    """One build with its steps."""
+    return s.BuildOut.of(queries.build(who(request), build_id))
+
+
+@builds.get("/builds/{int:build_id}/log", response={200: list[s.LogOut], **ERRORS})
+def build_log(
+    request: HttpRequest, build_id: int, after: int = Query(0, ge=0, le=s.MAX_ID), step: int = 0
+) -> Any:
+    """A build's log after chunk `after`, oldest first; of one step, or of all."""
+    queries.build(who(request), build_id)
+    which = {"step_id": step} if step else {"build_id": build_id}
+    return [s.LogOut.of(row) for row in queries.build_log(who(request), after_id=after, **which)]
+
+
+@builds.post("/builds/{int:build_id}/cancel", response={202: s.BuildOut, **ERRORS})
+def cancel_build(request: HttpRequest, build_id: int) -> Any:
+    """Cancel a build."""
+    actions.cancel_build(who(request), build_id)
+    return Status(202, s.BuildOut.of(queries.build(who(request), build_id)))
+
+
+@builds.post("/builds/{int:build_id}/retry", response={202: s.BuildOut, **ERRORS})
+def retry_build(request: HttpRequest, build_id: int) -> Any:
+    """Build a failed generation again; answers with the new build."""
+    again = actions.retry_build(who(request), build_id)
+    return Status(202, s.BuildOut.of(queries.build(who(request), again.pk)))
+
+
+@activations.get("", response={200: s.PageOut[s.ActivationOut], **ERRORS})
+def list_activations(request: HttpRequest, deployment: str = "", page: int = Query(1, ge=1)) -> Any:
+    """Activations, newest first."""
+    return _page(queries.activations(who(request), name=deployment, page=page), s.ActivationOut.of)
+
+
+@activations.get("/{int:activation_id}", response={200: s.ActivationOut, **ERRORS})
+def get_activation(request: HttpRequest, activation_id: int) -> Any:
+    """One activation."""
+    return s.ActivationOut.of(queries.activation(who(request), activation_id))
+
+
+@activations.get("/{int:activation_id}/log", response={200: list[s.LogOut], **ERRORS})
+def activation_log(
+    request: HttpRequest, activation_id: int, after: int = Query(0, ge=0, le=s.MAX_ID)
+) -> Any:
+    """An activation's log after chunk `after`, oldest first."""
+    queries.activation(who(request), activation_id)
+    rows = queries.build_log(who(request), activation_id=activation_id, after_id=after)
+    return [s.LogOut.of(row) for row in rows]
+
+
+@activations.post("/{int:activation_id}/cancel", response={202: s.ActivationOut, **ERRORS})
+def cancel_activation(request: HttpRequest, activation_id: int) -> Any:
+    """Cancel an activation; what was live before stays or comes back."""
+    actions.cancel_activation(who(request), activation_id)
+    return Status(202, s.ActivationOut.of(queries.activation(who(request), activation_id)))
+
+
+# --- keys
+
+
+@keys.get("", response={200: s.PageOut[s.KeyOut], **ERRORS})
+def list_keys(
+    request: HttpRequest,
+    search: str = "",
+    state: Literal["", "active", "suspended", "expired", "revoked"] = "",
+    page: int = Query(1, ge=1),
+) -> Any:
+    """Client keys, newest first."""
+    return _page(queries.keys(who(request), search=search, state=state, page=page), s.KeyOut.of)
+
+
+@keys.post("", response={201: s.NewKeyOut, **ERRORS})
+def issue_key(request: HttpRequest, body: s.KeyIn) -> Any:
+    """Issue a key. Its text is in this answer, and nowhere afterwards."""
+    return Status(201, s.NewKeyOut.of_new(*actions.issue_key(who(request), **body.dict())))
+
+
+@keys.get("/{key_id}", response={200: s.KeyOut, **ERRORS})
+def get_key(request: HttpRequest, key_id: str) -> Any:
+    """One key."""
+    return s.KeyOut.of(queries.key(who(request), key_id))
+
+
+@keys.get("/{key_id}/events", response={200: list[s.AuditOut], **ERRORS})
+def key_events(request: HttpRequest, key_id: str) -> Any:
+    """Who did what to a key."""
+    queries.key(who(request), key_id)
+    return [s.AuditOut.of(row) for row in queries.key_events(who(request), key_id)]
+
+
+@keys.patch("/{key_id}", response={200: s.KeyOut, **ERRORS})
+def edit_key(request: HttpRequest, key_id: str, body: s.KeyEditIn) -> Any:
+    """Change a key's owner, note, rights or limits."""
+    actions.edit_key(who(request), key_id, **body.dict(exclude_unset=True))
+    return s.KeyOut.of(queries.key(who(request), key_id))
+
+
+@keys.post("/{key_id}/revoke", response={200: s.KeyOut, **ERRORS})
+def revoke_key(request: HttpRequest, key_id: str) -> Any:
+    """End a key for ever."""
+    actions.revoke_key(who(request), key_id)
+    return s.KeyOut.of(queries.key(who(request), key_id))
+
+
+@keys.post("/{key_id}/suspend", response={200: s.KeyOut, **ERRORS})
+def suspend_key(request: HttpRequest, key_id: str, body: s.SwitchIn) -> Any:
+    """Suspend a key, or let it work again."""
+    actions.suspend_key(who(request), key_id, body.on)
+    return s.KeyOut.of(queries.key(who(request), key_id))
+
+
+@keys.post("/{key_id}/rotate", response={201: s.NewKeyOut, **ERRORS})
+def rotate_key(request: HttpRequest, key_id: str, body: s.RotateIn) -> Any:
+    """Issue a successor with the same rights; the old key ends after the overlap."""
+    overlap = timedelta(seconds=body.overlap_s)
+    return Status(
+        201, s.NewKeyOut.of_new(*actions.rotate_key(who(request), key_id, overlap=overlap))
+    )
+
+
+# --- people
+
+
+@people.get("/me", response={200: s.UserOut, **ERRORS})
+def me(request: HttpRequest) -> Any:
+    """Who asks."""
+    return s.UserOut.of(who(request))
+
+
+@people.get("/users", response={200: list[s.UserOut], **ERRORS})
+def users(request: HttpRequest) -> Any:
+    """The people."""
+    return [s.UserOut.of(row) for row in queries.users(who(request))]
+
+
+@people.post("/users", response={201: s.UserOut, **ERRORS})
+def create_user(request: HttpRequest, body: s.UserIn) -> Any:
+    """Add a person."""
+    return Status(201, s.UserOut.of(actions.create_user(who(request), **body.dict())))
+
+
+@people.patch("/users/{username}", response={200: s.UserOut, **ERRORS})
+def edit_user(request: HttpRequest, username: str, body: s.UserEditIn) -> Any:
+    """Change a person's role or password, or let them in or keep them out."""
+    user = actions.edit_user(
+        who(request), username, role=body.role, active=body.active, password=body.password
+    )
+    return s.UserOut.of(user)
+
+
+@people.get("/tokens", response={200: list[s.TokenOut], **ERRORS})
+def list_tokens(request: HttpRequest) -> Any:
+    """One's own personal tokens."""
+    return [s.TokenOut.of(row) for row in queries.tokens(who(request))]
+
+
+@people.post("/tokens", response={201: s.NewTokenOut, **ERRORS})
+def issue_token(request: HttpRequest, body: s.TokenIn) -> Any:
+    """Make a personal token. Its text is in this answer, and nowhere afterwards."""
+    token, text = actions.issue_token(who(request), note=body.note, expires_at=body.expires_at)
+    return Status(201, s.NewTokenOut(**s.TokenOut.token_of(token), token=text))
+
+
+@people.post("/tokens/{token_id}/revoke", response={200: s.TokenOut, **ERRORS})
+def revoke_token(request: HttpRequest, token_id: str) -> Any:
+    """End a personal token."""
+    return s.TokenOut.of(actions.revoke_token(who(request), token_id))
+
+
+# --- the installation
+
+
+@rest.get("/hosts", response={200: list[s.HostOut], **ERRORS})
+def hosts(request: HttpRequest) -> Any:
+    """The hosts."""
+    return [s.HostOut.of(row) for row in queries.hosts(who(request))]
+
+
+@rest.get("/alarms", response={200: list[s.AlarmOut], **ERRORS})
+def alarms(request: HttpRequest, deployment: str = "") -> Any:
+    """Open alarms."""
+    return [s.AlarmOut.of(row) for row in queries.alarms(who(request), name=deployment)]
+
+
+@rest.get("/audit", response={200: s.PageOut[s.AuditOut], **ERRORS})
+def audit(
+    request: HttpRequest,
+    search: str = "",
+    verb: str = "",
+    user: str = "",
+    page: int = Query(1, ge=1),
+) -> Any:
+    """The audit log, newest first."""
+    found = queries.audit(who(request), search=search, verb=verb, who=user, page=page)
+    return _page(found, s.AuditOut.of)
+
+
+@rest.get("/usage", response={200: list[s.UsageOut], **ERRORS})
+def usage(  # noqa: PLR0917 (query parameters)
+    request: HttpRequest,
+    since: datetime,
+    until: datetime,
+    deployment: str = "",
+    key_id: str = "",
+    generation: int | None = Query(None, ge=0, le=2**31 - 1),
+    by: Literal["hour", "day", "key", "deployment", "generation"] = "hour",
+) -> Any:
+    """Sums of the books from `since` to `until`."""
+    return queries.usage(
+        who(request),
+        since=since,
+        until=until,
+        deployment=deployment,
+        key_id=key_id,
+        generation=generation,
+        by=by,
+    )
+
+
+def _page(found: queries.Page[Any], convert: Any) -> dict[str, Any]:
+    """A page with its rows converted."""
+    return {
+        "rows": [convert(row) for row in found.rows],
+        "page": found.page,
+        "pages": found.pages,
+        "total": found.total,
+        "per_page": found.per_page,
+    }
+
+
+api.add_router("/deployments", deployments)
+api.add_router("", builds)
+api.add_router("/activations", activations)
+api.add_router("/keys", keys)
+api.add_router("", people)
+api.add_router("", rest)

@@ -1,0 +1,339 @@
+"""The API: every endpoint with the one who may and the one who may not, and one error shape."""
+
+from __future__ import annotations
+
+import base64
+import json
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.test import Client
+from django.utils import timezone
+
+from deployments import actions
+from deployments.api import api
+from deployments.models import (
+    Activation,
+    AuditEvent,
+    Build,
+    BuildStep,
+    ClientKey,
+    Deployment,
+    Generation,
+    Role,
+    Transition,
+    User,
+)
+from mmadmin.core.lifecycle import GenerationState, JobState
+from tests.deployments.conftest import PASSWORD, People
+from tests.deployments.specs import spec
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("toy_machine")]
+
+
+@dataclass
+class World:
+    """Something of everything."""
+
+    people: People
+    key_id: str
+    build: int
+    failed_build: int
+    activation: int
+    queued_activation: int
+    token_id: str
+
+
+@pytest.fixture
+def world(people: People) -> World:
+    """A deployment with a live and a retired generation, a failed third, a key and a token."""
+    for number, state in ((1, "retired"), (2, "live"), (3, "failed")):
+        generation = actions.deploy(people.bob, spec(context=1024 * number), reason=f"r{number}")
+        system = f"{number:064}-system" if number < 3 else ""
+        Generation.objects.filter(pk=generation.pk).update(state=state, system=system)
+        build = generation.builds.get()
+        ended = JobState.SUCCEEDED if number < 3 else JobState.FAILED
+        error = {"code": "failed", "message": "no", "remedy": "", "details": {}}
+        Build.objects.filter(pk=build.pk).update(state=ended, error=error if number == 3 else None)
+        BuildStep.objects.create(
+            build=build, position=0, derivation=f"{number:064}", name="m", recipe="fetch"
+        )
+        Transition.objects.create(
+            generation=generation, before="probing", after="live", actor=people.bob
+        )
+    deployment = Deployment.objects.get()
+    live = deployment.generations.get(number=2)
+    Deployment.objects.update(live=live)
+    ended = Activation.objects.create(
+        deployment=deployment,
+        target=live,
+        kind="activate",
+        state=JobState.SUCCEEDED,
+        host=deployment.host,
+        actor=people.bob,
+        phases=[{"phase": "start", "started": timezone.now().isoformat(), "ended": None}],
+    )
+    other = actions.deploy(people.bob, spec(name="other", public_name="other"), reason="")
+    Generation.objects.filter(pk=other.pk).update(state="built", system="a-system")
+    queued_activation = actions.activate(people.bob, "other", 1)
+    key, _ = actions.issue_key(people.alice, owner="Dora")
+    token, _ = actions.issue_token(people.alice, note="script")
+    queued = actions.deploy(people.bob, spec(context=9999), reason="r4").builds.get()
+    return World(
+        people,
+        key.key_id,
+        queued.pk,
+        Build.objects.get(generation__number=3).pk,
+        ended.pk,
+        queued_activation.pk,
+        token.token_id,
+    )
+
+
+def basic(user: User) -> dict[str, str]:
+    """The person's name and password as a header."""
+    text = base64.b64encode(f"{user.username}:{PASSWORD}".encode()).decode()
+    return {"authorization": f"Basic {text}"}
+
+
+def ask(method: str, path: str, user: User | None, body: Any = None) -> Any:
+    """A request as a script makes it."""
+    client = Client(headers=basic(user) if user else {}, raise_request_exception=False)
+    if body is None:
+        return client.generic(method, f"/api/v1{path}")
+    return client.generic(
+        method, f"/api/v1{path}", data=json.dumps(body), content_type="application/json"
+    )
+
+
+ADM, OPR, VIE = Role.ADMIN, Role.OPERATOR, Role.VIEWER
+ENDPOINTS: list[tuple[str, str, Any, int, Role]] = [
+    ("GET", "/deployments", None, 200, VIE),
+    ("GET", "/deployments?archived=true", None, 200, VIE),
+    ("POST", "/deployments", {"spec_toml": spec(context=77), "reason": "x"}, 201, OPR),
+    ("GET", "/deployments/smol", None, 200, VIE),
+    ("PATCH", "/deployments/smol", {"keep_generations": 7}, 200, OPR),
+    ("GET", "/deployments/smol/history", None, 200, VIE),
+    ("GET", "/deployments/smol/generations/2", None, 200, VIE),
+    ("GET", "/deployments/smol/diff?a=1&b=2", None, 200, VIE),
+    ("POST", "/deployments/smol/activate", {"number": 1, "reason": "x"}, 202, OPR),
+    ("POST", "/deployments/smol/rollback", {"reason": "worse"}, 202, OPR),
+    ("POST", "/deployments/smol/stop", {"reason": "x"}, 202, OPR),
+    ("POST", "/deployments/smol/archive", {"on": False}, 200, OPR),
+    ("POST", "/deployments/smol/generations/1/pin", {"on": True}, 200, OPR),
+    ("POST", "/deployments/smol/generations/1/mark", {"mark": "good"}, 200, OPR),
+    ("POST", "/plans", {"spec_toml": spec()}, 202, OPR),
+    ("GET", "/builds", None, 200, VIE),
+    ("GET", "/builds?deployment=smol", None, 200, VIE),
+    ("GET", "/builds/{build}", None, 200, VIE),
+    ("GET", "/builds/{build}/log", None, 200, VIE),
+    ("POST", "/builds/{build}/cancel", None, 202, OPR),
+    ("POST", "/builds/{failed_build}/retry", None, 202, OPR),
+    ("GET", "/activations", None, 200, VIE),
+    ("GET", "/activations/{activation}", None, 200, VIE),
+    ("GET", "/activations/{activation}/log", None, 200, VIE),
+    ("POST", "/activations/{queued_activation}/cancel", None, 202, OPR),
+    ("GET", "/keys", None, 200, OPR),
+    ("POST", "/keys", {"owner": "Eve", "deployments": ["smol"], "rpm": 5}, 201, ADM),
+    ("GET", "/keys/{key_id}", None, 200, OPR),
+    ("GET", "/keys/{key_id}/events", None, 200, OPR),
+    ("PATCH", "/keys/{key_id}", {"note": "for tests"}, 200, ADM),
+    ("POST", "/keys/{key_id}/revoke", None, 200, ADM),
+    ("POST", "/keys/{key_id}/suspend", {"on": True}, 200, ADM),
+    ("POST", "/keys/{key_id}/rotate", {"overlap_s": 60}, 201, ADM),
+    ("GET", "/me", None, 200, VIE),
+    ("GET", "/users", None, 200, ADM),
+    ("POST", "/users", {"username": "dave", "password": PASSWORD, "role": "viewer"}, 201, ADM),
+    ("PATCH", "/users/carol", {"role": "operator"}, 200, ADM),
+    ("GET", "/tokens", None, 200, VIE),
+    ("POST", "/tokens", {"note": "mine"}, 201, VIE),
+    ("GET", "/hosts", None, 200, VIE),
+    ("GET", "/alarms", None, 200, VIE),
+    ("GET", "/audit", None, 200, OPR),
+    ("GET", "/usage?since=2026-01-01T00:00:00Z&until=2027-01-01T00:00:00", None, 200, VIE),
+]
+BELOW = {Role.ADMIN: "bob", Role.OPERATOR: "carol"}
+AT = {Role.ADMIN: "alice", Role.OPERATOR: "bob", Role.VIEWER: "carol"}
+
+
+def check_error(response: Any, status: int, code: str) -> None:
+    """The one shape."""
+    assert response.status_code == status, response.content
+    error = response.json()["error"]
+    assert set(error) == {"code", "message", "remedy", "details"}
+    assert error["code"] == code
+    assert error["message"]
+
+
+@pytest.mark.parametrize(("method", "path", "body", "status", "role"), ENDPOINTS)
+def test_who_may_and_who_may_not(  # noqa: PLR0917 (a line of the table)
+    world: World, method: str, path: str, body: Any, status: int, role: Role
+) -> None:
+    """The lowest role that may gets its answer; one below, and strangers, are refused in words."""
+    path = path.format(**vars(world))
+    check_error(ask(method, path, None, body), 401, "unauthenticated")
+    check_error(ask(method, path, world.people.charlie, body), 401, "unauthenticated")
+    if role in BELOW:
+        before = AuditEvent.objects.count()
+        refused = ask(method, path, getattr(world.people, BELOW[role]), body)
+        check_error(refused, 403, "refused")
+        assert AuditEvent.objects.count() == before
+    allowed = ask(method, path, getattr(world.people, AT[role]), body)
+    assert allowed.status_code == status, allowed.content
+
+
+def test_every_endpoint_is_tested() -> None:
+    """An operation of the schema without a line above fails this test."""
+    tested = {
+        (method, "/".join("{}" if part.isdigit() or part[:1] == "{" else part for part in parts))
+        for method, path, *_ in ENDPOINTS
+        for parts in [path.split("?")[0].split("/")]
+    }
+    named = {"smol": "{}", "carol": "{}"}
+    tested = {
+        (method, "/".join(named.get(part, part) for part in path.split("/")))
+        for method, path in tested
+    }
+    elsewhere = {("POST", "/tokens/{}/revoke")}
+    declared = {
+        (
+            method.upper(),
+            "/".join("{}" if p[:1] == "{" else p for p in path.removeprefix("/api/v1").split("/")),
+        )
+        for path, operations in api.get_openapi_schema()["paths"].items()
+        for method in operations
+    }
+    assert declared - elsewhere == tested
+
+
+MISSING = [
+    ("GET", "/deployments/none"),
+    ("GET", "/deployments/smol/generations/99"),
+    ("GET", "/builds/999999"),
+    ("GET", "/builds/999999/log"),
+    ("POST", "/builds/999999/cancel"),
+    ("GET", "/activations/999999"),
+    ("GET", "/keys/none"),
+    ("GET", "/keys/none/events"),
+    ("POST", "/keys/none/revoke"),
+    ("POST", "/tokens/none/revoke"),
+    ("GET", "/nothing/like/this"),
+]
+
+
+@pytest.mark.parametrize(("method", "path"), MISSING)
+def test_what_is_not_there(world: World, method: str, path: str) -> None:
+    """404 in the one shape."""
+    response = ask(method, path, world.people.alice)
+    if path.startswith("/nothing"):
+        assert response.status_code == 404
+    else:
+        check_error(response, 404, "not_found")
+
+
+def test_a_strangers_token_is_not_there(world: World) -> None:
+    """Whose token it is stays unknown to others; its owner may end it."""
+    path = f"/tokens/{world.token_id}/revoke"
+    check_error(ask("POST", path, world.people.bob), 404, "not_found")
+    assert ask("POST", path, world.people.alice).status_code == 200
+
+
+def test_bad_input(world: World) -> None:
+    """422 with the field, for bodies, queries and deployment files alike."""
+    bob, alice = world.people.bob, world.people.alice
+    check_error(ask("POST", "/deployments", bob, {"spec_toml": "x = "}), 422, "invalid_spec")
+    check_error(ask("POST", "/deployments", bob, {"reason": "x"}), 422, "invalid_input")
+    check_error(ask("POST", "/keys", alice, {"owner": "x", "rmp": 3}), 422, "invalid_input")
+    check_error(ask("POST", "/keys", alice, {"owner": " "}), 422, "invalid_input")
+    check_error(ask("GET", "/builds?page=0", bob), 422, "invalid_input")
+    missing = ask("POST", "/deployments/smol/rollback", bob, {})
+    check_error(missing, 422, "invalid_input")
+    assert missing.json()["error"]["details"]["problems"][0]["field"].endswith("reason")
+    empty = ask("POST", "/deployments/smol/rollback", bob, {"reason": " "})
+    check_error(empty, 422, "invalid_input")
+    unknown = ask("POST", "/keys", alice, {"owner": "x", "deployments": ["none"]})
+    check_error(unknown, 422, "invalid_input")
+
+
+def test_conflicts(world: World) -> None:
+    """409 when the state does not allow it."""
+    bob = world.people.bob
+    check_error(ask("POST", "/deployments/smol/activate", bob, {"number": 2}), 409, "conflict")
+    check_error(ask("POST", "/deployments/smol/activate", bob, {"number": 3}), 409, "conflict")
+    check_error(ask("POST", "/deployments/smol/archive", bob, {"on": True}), 409, "conflict")
+    taken = spec(name="other")
+    check_error(ask("POST", "/deployments", bob, {"spec_toml": taken}), 409, "conflict")
+
+
+def test_a_bug_has_the_same_shape(world: World, monkeypatch, caplog) -> None:
+    """500, no traceback in the answer, one in the log."""
+    monkeypatch.setattr("deployments.queries.hosts", lambda _actor: 1 / 0)
+    response = ask("GET", "/hosts", world.people.carol)
+    check_error(response, 500, "errored")
+    assert "ZeroDivision" not in response.content.decode()
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_tokens(world: World) -> None:
+    """A personal token works until it is revoked, expires, or its person is switched off."""
+    token, text = actions.issue_token(world.people.bob, note="ci")
+    client = Client(headers={"authorization": f"Bearer {text}"})
+    assert client.get("/api/v1/me").json()["username"] == "bob"
+    token.refresh_from_db()
+    assert token.last_used_at is not None
+    mistyped = Client(headers={"authorization": f"Bearer {text[:-1]}0"})
+    assert mistyped.get("/api/v1/me").status_code == 401
+    other = Client(headers={"authorization": f"Bearer {text.replace('pat-mm', 'sk-mm')}"})
+    assert other.get("/api/v1/me").status_code == 401
+    User.objects.filter(username="bob").update(is_active=False)
+    assert client.get("/api/v1/me").status_code == 401
+    User.objects.filter(username="bob").update(is_active=True)
+    token.expires_at = timezone.now() - timedelta(seconds=1)
+    token.save()
+    assert client.get("/api/v1/me").status_code == 401
+    token.expires_at = None
+    token.save()
+    assert client.get("/api/v1/me").status_code == 200
+    actions.revoke_token(world.people.bob, token.token_id)
+    assert client.get("/api/v1/me").status_code == 401
+
+
+def test_the_session_needs_csrf(world: World) -> None:
+    """The panel's session writes only with its CSRF token."""
+    client = Client(enforce_csrf_checks=True)
+    client.force_login(world.people.alice)
+    assert client.get("/api/v1/me").status_code == 200
+    refused = client.post(f"/api/v1/keys/{world.key_id}/revoke")
+    check_error(refused, 403, "refused")
+    assert ClientKey.objects.get(key_id=world.key_id).revoked_at is None
+    client.get("/login/")
+    csrf = client.cookies["csrftoken"].value if "csrftoken" in client.cookies else ""
+    if csrf:
+        allowed = client.post(f"/api/v1/keys/{world.key_id}/revoke", headers={"x-csrftoken": csrf})
+        assert allowed.status_code == 200
+
+
+def test_the_whole_story_by_api(world: World) -> None:
+    """Deploy, look, issue a key whose text is seen once, revoke; the audit log tells it."""
+    bob, alice = world.people.bob, world.people.alice
+    made = ask("POST", "/deployments", bob, {"spec_toml": spec(context=512), "reason": "new"})
+    assert made.json()["number"] == 5
+    row = ask("GET", "/deployments/smol", bob).json()
+    assert (row["live_generation"], row["newest_generation"], row["state"]) == (2, 5, "live")
+    key = ask("POST", "/keys", alice, {"owner": "Fay", "rpm": 9}).json()
+    assert key["key"].startswith(f"sk-mm-{key['id']}-")
+    seen = ask("GET", f"/keys/{key['id']}", alice)
+    assert key["key"] not in seen.content.decode()
+    assert seen.json()["rpm"] == 9
+    assert ask("POST", f"/keys/{key['id']}/revoke", alice).json()["state"] == "revoked"
+    verbs = [row["verb"] for row in ask("GET", f"/keys/{key['id']}/events", alice).json()]
+    assert verbs == ["key.revoke", "key.issue"]
+    audit = ask("GET", "/audit?verb=key.&user=alice&search=Fay", alice).json()
+    assert audit["total"] == 2
+    assert audit["rows"][0]["address"] == "127.0.0.1"
+    history = ask("GET", "/deployments/smol/history", bob).json()
+    assert [g["number"] for g in history["rows"]] == [5, 4, 3, 2, 1]
+    assert history["rows"][3]["is_live"]
+    assert Generation.objects.get(number=5).state == GenerationState.PLANNED
