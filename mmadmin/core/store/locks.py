@@ -21,7 +21,7 @@ from functools import cache
 from pathlib import Path
 
 from mmadmin.core.canonical import canonical, parse
-from mmadmin.core.errors import InvalidDerivation
+from mmadmin.core.errors import InvalidDerivation, StoreCorrupt
 
 WaitHook = Callable[[str], None]
 """Told now and then who holds the lock; may raise to stop waiting."""
@@ -186,8 +186,11 @@ def lease_in(folder: Path, owner: str) -> Iterator[Lease]:
         objects.unlink(missing_ok=True)
 
 
-def leases_in(folder: Path) -> list[LeaseRecord]:
-    """Every living lease. Files of dead ones are left to `sweep_leases`."""
+def leases_in(folder: Path, *, strict: bool = False) -> list[LeaseRecord]:
+    """Every living lease. Files of dead ones are left to `sweep_leases`.
+
+    `strict` raises `StoreCorrupt` for a record that cannot be read, instead of passing over it.
+    """
     found = []
     for path in sorted(folder.glob("*.json")):
         try:
@@ -196,6 +199,10 @@ def leases_in(folder: Path) -> list[LeaseRecord]:
         except FileNotFoundError:  # withdrawn meanwhile
             continue
         holder = holder_from(data)
+        if holder is None and strict:
+            raise StoreCorrupt(
+                f"the lease {path} is damaged", remedy="look who wrote it, then remove the file"
+            )
         if holder is None or not holder.alive:
             continue
         value = parse(data)

@@ -14,14 +14,14 @@ import sqlite3
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mmadmin.core.canonical import canonical, parse
 from mmadmin.core.derivation import Derivation
-from mmadmin.core.errors import InvalidDerivation, NotFound, StoreCorrupt
+from mmadmin.core.errors import DiskFull, InvalidDerivation, NotFound, StoreCorrupt
 from mmadmin.core.recipe import FixedFile
 from mmadmin.core.store import tree
 from mmadmin.core.store.disk import Disk, disk_full
@@ -52,6 +52,17 @@ StepHook = Callable[[str], None]
 
 def no_step(step: str) -> None:
     """Go on."""
+
+
+RoomHook = Callable[["Store", DiskFull], None]
+"""Called when a promise of room is refused, before it is asked for once more."""
+
+
+def collect_for(store: Store, refusal: DiskFull) -> None:
+    """Collect what nobody needs, just as much as the refused promise lacked."""
+    from mmadmin.core.store.gc import make_room  # noqa: PLC0415 (it builds on this module)
+
+    make_room(store, refusal)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,14 +182,8 @@ class Staging:
 
         The file is shared with the store: it must not be written to.
         """
-        blob = self._store.blob_path(sha256)
-        try:
-            if blob.stat().st_size != size:
-                return False
-        except FileNotFoundError:
+        if not _take(self._store.blob_path(sha256), size, to):
             return False
-        to.parent.mkdir(parents=True, exist_ok=True)
-        _link_or_copy(blob, to)
         self.hashed(to, sha256)
         return True
 
@@ -200,13 +205,19 @@ class Store:
     """One host's store. Cheap to open; safe for many processes and threads at once."""
 
     def __init__(
-        self, root: Path, *, floor_bytes: int = FLOOR_BYTES, after: StepHook = no_step
+        self,
+        root: Path,
+        *,
+        floor_bytes: int = FLOOR_BYTES,
+        after: StepHook = no_step,
+        make_room: RoomHook = collect_for,
     ) -> None:
         self.root = Path(os.path.abspath(root))  # noqa: PTH100 (links in the way are the user's)
         self.layout = Layout(self.root)
         self.layout.create()
         self._objects = str(self.layout.objects)
         self.after = after
+        self.make_room = make_room
         self.disk = Disk(self.root, self.layout.reservations, self.layout.lock("disk"), floor_bytes)
         self.index = Index(self.layout.index)
         if self.index.prepare() and any(self.layout.objects.iterdir()):
@@ -339,9 +350,9 @@ class Store:
             self.after("leased")
             yield lease
 
-    def leases(self) -> list[LeaseRecord]:
-        """Every living lease."""
-        return leases_in(self.layout.leases)
+    def leases(self, *, strict: bool = False) -> list[LeaseRecord]:
+        """Every living lease; `strict` raises `StoreCorrupt` for a damaged record."""
+        return leases_in(self.layout.leases, strict=strict)
 
     def protect(self, lease: Lease, names: Iterable[str]) -> list[str]:
         """Keep objects while the lease lasts; returns those that are not here (any more)."""
@@ -366,11 +377,22 @@ class Store:
         wait_s: float = 0,
         on_wait: WaitHook = no_wait,
     ) -> Iterator[None]:
-        """Hold a promise of disk room (see `Disk.reserve`); raises `DiskFull`."""
+        """Hold a promise of disk room (see `Disk.reserve`); raises `DiskFull`.
+
+        Where room is short, what nobody needs is collected first, just as much as is short.
+        """
         owner = owner or f"process {os.getpid()}"
-        with self.disk.reserve(
-            size_bytes, owner=owner, covers=covers, wait_s=wait_s, on_wait=on_wait
-        ):
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(self.disk.reserve(size_bytes, owner=owner, covers=covers))
+            except DiskFull as refusal:
+                on_wait(refusal.message)
+                self.make_room(self, refusal)
+                stack.enter_context(
+                    self.disk.reserve(
+                        size_bytes, owner=owner, covers=covers, wait_s=wait_s, on_wait=on_wait
+                    )
+                )
             self.after("reserved")
             yield
 
@@ -437,16 +459,15 @@ class Store:
         staging: Staging,
     ) -> bool:
         """Fill the attempt's `out` from blobs that are here; False when one is missing."""
-        blobs: list[tuple[FixedFile, Path]] = []
+        linked: list[Path] = []
         for file in files:
             blob = self.layout.blob(file.sha256, executable=file.executable)
-            if not blob.is_file() or blob.stat().st_size != file.size:
-                return False
-            blobs.append((file, blob))
-        for file, blob in blobs:
             target = staging.out / tree.check_path(file.path)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            _link_or_copy(blob, target)
+            if not _take(blob, file.size, target):
+                for path in linked:
+                    path.unlink()
+                return False
+            linked.append(target)
             staging.hashed(target, file.sha256)
         return True
 
@@ -812,17 +833,15 @@ class Store:
 
 
 def unlink_tree(path: Path) -> None:
-    """Unlink a file or a folder that may hold read-only folders; the caller owns it alone."""
-    if not path.is_dir() or path.is_symlink():
-        path.unlink()
-        return
-    path.chmod(0o755)
-    for folder, names, _ in os.walk(path):
-        for name in names:
-            below = Path(folder) / name
-            if not below.is_symlink():
-                below.chmod(0o755)
-    shutil.rmtree(path)
+    """Unlink a file or a folder that may hold read-only folders; forgives what vanishes."""
+    with suppress(FileNotFoundError):
+        if path.is_symlink() or not path.is_dir():
+            path.unlink()
+            return
+        path.chmod(0o755)
+        for below in list(path.iterdir()):
+            unlink_tree(below)
+        path.rmdir()
 
 
 def _sidecar(found: StoreObject) -> dict[str, Any]:
@@ -889,6 +908,18 @@ def _older_than_a_moment(folder: Path) -> bool:
         return time.time() - folder.stat().st_ctime > 1
     except FileNotFoundError:
         return False
+
+
+def _take(blob: Path, size: int, target: Path) -> bool:
+    """Link a blob to a new path; False when it is not there or not whole."""
+    try:
+        if blob.stat().st_size != size:
+            return False
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _link_or_copy(blob, target)
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _link_or_copy(source: Path, target: Path) -> None:

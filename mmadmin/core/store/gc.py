@@ -1,0 +1,502 @@
+"""Collecting what nobody needs.
+
+Roots are what was asked to be kept (generations, pins), what living leases protect, and what
+running processes use. Everything that a root needs is marked in one transaction; the rest is moved
+to `trash/` while builds are held off for that moment, and unlinked afterwards, beside them. A
+record that cannot be trusted stops the collection before anything is freed.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+import math
+import os
+import stat
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mmadmin.core.errors import DiskFull, NotFound, StoreCorrupt
+from mmadmin.core.store.disk import BLOCK_BYTES
+from mmadmin.core.store.layout import is_sha256
+from mmadmin.core.store.locks import WaitHook, file_lock, no_wait
+from mmadmin.core.store.runtime import InUse, in_use
+from mmadmin.core.store.store import Root, Store, unlink_tree
+
+STALE_DOWNLOAD_S = 7 * 86400
+"""A download that nobody went on with for a week is given up."""
+
+Look = Callable[[Path, Path], Iterable[InUse]]
+"""Finds what running processes use (`runtime.in_use`)."""
+
+BlobKey = tuple[str, bool]
+"""(sha256, executable)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """What a collection freed, or would free."""
+
+    dry_run: bool
+    objects: tuple[str, ...]
+    """Names, in the order in which they went."""
+    blobs: int
+    freed_bytes: int
+    """Of the disk; a file that something else still links frees nothing."""
+    kept_objects: int
+    roots: tuple[Root, ...]
+    seconds: float
+
+    def as_json(self) -> dict[str, Any]:
+        """The report as data."""
+        return {
+            "dry_run": self.dry_run,
+            "objects": list(self.objects),
+            "blobs": self.blobs,
+            "freed_bytes": self.freed_bytes,
+            "kept_objects": self.kept_objects,
+            "roots": [root.as_json() for root in self.roots],
+            "seconds": round(self.seconds, 3),
+        }
+
+
+@dataclass(slots=True)
+class Graph:
+    """The store's objects at one moment."""
+
+    sealed_at: dict[str, int] = field(default_factory=dict)
+    references: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+
+    def closure(self, names: Iterable[str]) -> set[str]:
+        """The names and everything that they need; what is not in the store is in it, too."""
+        found: set[str] = set()
+        todo = list(names)
+        while todo:
+            name = todo.pop()
+            if name not in found:
+                found.add(name)
+                todo.extend(self.references.get(name, ()))
+        return found
+
+
+def read_graph(store: Store) -> Graph:
+    """All objects and references, in one transaction."""
+    graph = Graph()
+    with store.index.snapshot() as index:
+        graph.sealed_at.update(index.execute("SELECT name, sealed_at FROM object"))
+        for name, target in index.execute("SELECT object, target FROM reference"):
+            graph.references[name].append(target)
+    return graph
+
+
+def all_roots(store: Store, look: Look = in_use) -> list[Root]:
+    """Everything that keeps an object, with its reason: asked for, leased, or running."""
+    roots = store.roots()
+    for lease in store.leases(strict=True):
+        roots.extend(
+            Root("lease", lease.id, name, f"{lease.owner} (process {lease.holder.pid})")
+            for name in sorted(lease.objects)
+            if store.has_object(name)
+        )
+    used = list(look(store.layout.objects, store.layout.blobs))
+    owners = _objects_of_blobs(store, {blob for process in used for blob in process.blobs})
+    for process in used:
+        names = set(process.objects)
+        for blob in process.blobs:
+            names.update(owners.get(blob, ()))
+        roots.extend(
+            Root("running", str(process.pid), name, f"used by {process.program}")
+            for name in sorted(names)
+            if store.has_object(name)
+        )
+    return roots
+
+
+def _objects_of_blobs(store: Store, blobs: set[BlobKey]) -> dict[BlobKey, list[str]]:
+    found = {}
+    with store.index.read() as index:
+        for sha256, executable in blobs:
+            found[sha256, executable] = [
+                row[0]
+                for row in index.execute(
+                    "SELECT DISTINCT object FROM entry WHERE sha256 = ? AND executable = ?",
+                    (sha256, int(executable)),
+                )
+            ]
+    return found
+
+
+def mark(store: Store, graph: Graph, roots: Iterable[Root]) -> set[str]:
+    """The names of everything that the roots need; `StoreCorrupt` when a record is not sound.
+
+    A root or a kept object that names something which is not here, and a kept object whose record
+    is damaged or disagrees with the index, stop the collection.
+    """
+    for root in roots:
+        if root.object not in graph.sealed_at:
+            raise StoreCorrupt(
+                f"the {root.kind} root {root.key} keeps {root.object}, which is not in the store",
+                remedy="rebuild it, or remove the root, before anything is collected",
+                object=root.object,
+            )
+    live = graph.closure(root.object for root in roots)
+    for name in sorted(live):
+        if name not in graph.sealed_at:
+            raise StoreCorrupt(
+                f"something that is kept needs {name}, which is not in the store",
+                remedy="mend it with `mm store repair` before anything is collected",
+                object=name,
+            )
+        _check_record(store, name, graph.references.get(name, ()))
+    return live
+
+
+def _check_record(store: Store, name: str, references: Iterable[str]) -> None:
+    """The record beside a kept object must say what the index says."""
+    try:
+        with open(store.layout.sidecar(name), "rb") as file:  # noqa: PTH123 (ten thousand of them)
+            record = json.load(file)
+        sound = record["name"] == name and sorted(record["refs"]) == sorted(references)
+        sound = sound and os.path.isdir(store.layout.object(name))  # noqa: PTH112 (the same)
+    except (OSError, ValueError, KeyError, TypeError):
+        sound = False
+    if not sound:
+        raise StoreCorrupt(
+            f"the record of {name} is missing, damaged, or disagrees with the index",
+            remedy="mend it with `mm store repair` before anything is collected",
+            object=name,
+        )
+
+
+def collect(
+    store: Store,
+    *,
+    dry_run: bool = False,
+    older_than_s: float = 0,
+    max_free_bytes: int | None = None,
+    look: Look = in_use,
+    on_wait: WaitHook = no_wait,
+    now: float | None = None,
+) -> Collected:
+    """Free what no root needs; one collection at a time, beside builds.
+
+    `older_than_s` leaves what was sealed more recently, with all that it needs. `max_free_bytes`
+    stops once so much is freed: oldest first, and never something that a left object needs. Raises
+    `StoreCorrupt` before anything is freed when a record is not sound.
+    """
+    begin = time.monotonic()
+    recent = (time.time() if now is None else now) - older_than_s if older_than_s else math.inf
+    if dry_run:
+        graph, roots, dead = _dead(store, look, recent)
+        chosen = _choose(store, graph, dead, max_free_bytes)
+        blobs = _loose_blobs(store, without=set(chosen), recent=recent)
+        freed = _would_free(store, chosen, blobs)
+    else:
+        with file_lock(store.layout.lock("collector"), on_wait=on_wait):
+            store.sweep()
+            _empty_trash(store)
+            with file_lock(store.layout.lock("gc"), on_wait=on_wait):
+                graph, roots, dead = _dead(store, look, recent)
+                chosen = _choose(store, graph, dead, max_free_bytes)
+                blobs = _loose_blobs(store, without=set(chosen), recent=recent)
+                _remove_objects(store, chosen)
+                _remove_garbage(store)
+            store.after("trashed")
+            freed = _empty_trash(store)
+            with file_lock(store.layout.lock("gc"), on_wait=on_wait):
+                blobs = _discard_unused(store, blobs)
+            store.after("blobs trashed")
+            freed += _empty_trash(store) + _stale_downloads(store)
+    return Collected(
+        dry_run=dry_run,
+        objects=tuple(chosen),
+        blobs=len(blobs),
+        freed_bytes=freed,
+        kept_objects=len(graph.sealed_at) - len(chosen),
+        roots=tuple(roots),
+        seconds=time.monotonic() - begin,
+    )
+
+
+def make_room(store: Store, refusal: DiskFull) -> None:
+    """Collect just so much as a refused promise of room lacked (what `Store.reserve` does)."""
+    lacking = (
+        refusal.details["need_bytes"]
+        + refusal.details["promised_bytes"]
+        + refusal.details["floor_bytes"]
+        - refusal.details["have_bytes"]
+    )
+    collect(store, max_free_bytes=max(1, lacking))
+
+
+def ensure_free(store: Store, want_bytes: int, *, look: Look = in_use) -> Collected | None:
+    """Collect just so much that `want_bytes` are free, if they are not; None when they were."""
+    short = want_bytes - store.free_bytes()
+    return collect(store, max_free_bytes=short, look=look) if short > 0 else None
+
+
+def _dead(store: Store, look: Look, recent: float) -> tuple[Graph, list[Root], set[str]]:
+    """The graph, the roots, and the objects that neither a root nor anything recent needs."""
+    roots = all_roots(store, look)
+    graph = read_graph(store)
+    live = mark(store, graph, roots)
+    young = [name for name, at in graph.sealed_at.items() if name not in live and at > recent]
+    return graph, roots, set(graph.sealed_at) - live - graph.closure(young)
+
+
+def _choose(store: Store, graph: Graph, dead: set[str], max_free_bytes: int | None) -> list[str]:
+    """Dead objects in the order in which they may go: users before what they need, oldest first."""
+    users: dict[str, int] = dict.fromkeys(dead, 0)
+    for name in dead:
+        for target in graph.references.get(name, ()):
+            if target in users and target != name:
+                users[target] += 1
+    links = _links(store, dead) if max_free_bytes is not None else None
+    ready = [(graph.sealed_at[name], name) for name, count in users.items() if not count]
+    heapq.heapify(ready)
+    chosen: list[str] = []
+    freed = 0
+    while ready and (max_free_bytes is None or freed < max_free_bytes):
+        _, name = heapq.heappop(ready)
+        chosen.append(name)
+        freed += _counted_out(links, name)
+        for target in graph.references.get(name, ()):
+            if target in users and target != name:
+                users[target] -= 1
+                if users[target] == 0:
+                    heapq.heappush(ready, (graph.sealed_at[target], target))
+    return chosen
+
+
+@dataclass(slots=True)
+class _Links:
+    """Which blobs dead objects use, and how many objects use each blob."""
+
+    users: dict[BlobKey, int] = field(default_factory=lambda: defaultdict(int))
+    size: dict[BlobKey, int] = field(default_factory=dict)
+    blobs: dict[str, list[BlobKey]] = field(default_factory=lambda: defaultdict(list))
+
+
+def _links(store: Store, dead: set[str]) -> _Links:
+    links = _Links()
+    with store.index.read() as index:
+        rows = index.execute(
+            "SELECT object, sha256, executable, size FROM entry WHERE kind = 'file'"
+            " GROUP BY object, sha256, executable"
+        )
+        for name, sha256, executable, size in rows:
+            key = (sha256, bool(executable))
+            links.users[key] += 1
+            links.size[key] = size
+            if name in dead:
+                links.blobs[name].append(key)
+    return links
+
+
+def _counted_out(links: _Links | None, name: str) -> int:
+    """Bytes whose last user is this object."""
+    freed = 0
+    if links is None:
+        return 0
+    for key in links.blobs[name]:
+        links.users[key] -= 1
+        if links.users[key] == 0:
+            freed += links.size[key]
+    return freed
+
+
+def _remove_objects(store: Store, names: list[str]) -> None:
+    """Rows first, in one transaction: from then on the objects do not exist."""
+    with store.index.write() as index:
+        for table, column in (("object", "name"), ("entry", "object"), ("reference", "object")):
+            index.executemany(
+                f"DELETE FROM {table} WHERE {column} = ?",  # noqa: S608 (constants)
+                [(name,) for name in names],
+            )
+    store.after("rows removed")
+    for name in names:
+        store.layout.sidecar(name).unlink(missing_ok=True)
+        store.after("record removed")
+        try:
+            store.discard(store.layout.object(name))
+        except FileNotFoundError:
+            continue
+        store.after("object trashed")
+
+
+def _remove_garbage(store: Store) -> None:
+    """Paths in `objects/` without a row: what killed commits and collections left."""
+    with store.index.read() as index:
+        known = {row[0] for row in index.execute("SELECT name FROM object")}
+    with os.scandir(store.layout.objects) as items:
+        for item in items:
+            if item.name.removesuffix(".json") not in known and item.name not in known:
+                store.discard(Path(item.path))
+
+
+def _loose_blobs(store: Store, *, without: set[str], recent: float) -> list[Path]:
+    """Blobs that no object uses once `without` are gone.
+
+    One that came on its own (a pin that did not fit) and later than `recent` is left.
+    """
+    used: set[BlobKey] = set()
+    dropped: set[BlobKey] = set()
+    with store.index.read() as index:
+        for name, sha256, executable in index.execute(
+            "SELECT object, sha256, executable FROM entry WHERE kind = 'file'"
+        ):
+            (dropped if name in without else used).add((sha256, bool(executable)))
+    found = []
+    for path, key in _blobs(store):
+        if key not in used and (key in dropped or path.stat().st_ctime <= recent):
+            found.append(path)
+    return found
+
+
+def _blobs(store: Store) -> Iterator[tuple[Path, BlobKey]]:
+    for folder in sorted(store.layout.blobs.iterdir()):
+        with os.scandir(folder) as items:
+            for item in items:
+                if is_sha256(item.name[:64]):
+                    yield Path(item.path), (item.name[:64], item.name.endswith("-x"))
+
+
+def _discard_unused(store: Store, blobs: Iterable[Path]) -> list[Path]:
+    """Discard blobs unless a build took one up since it was listed."""
+    gone = []
+    for path in blobs:
+        key = (path.name[:64], int(path.name.endswith("-x")))
+        used = store.index.row(
+            "SELECT 1 FROM entry WHERE sha256 = ? AND executable = ? LIMIT 1", key
+        )
+        if used is None and path.exists():
+            store.discard(path)
+            gone.append(path)
+    return gone
+
+
+def _would_free(store: Store, chosen: Iterable[str], blobs: Iterable[Path]) -> int:
+    """Bytes of the disk that vanish with these objects and blobs."""
+    links: dict[int, int] = defaultdict(int)
+    for name in chosen:
+        found = store.object(name)
+        for entry in found.files if found else ():
+            if found and entry.kind == "file":
+                links[(found.path / entry.path).stat().st_ino] += 1
+    freed = 0
+    for path in blobs:
+        info = path.stat()
+        if info.st_nlink <= 1 + links[info.st_ino]:
+            freed += info.st_blocks * BLOCK_BYTES
+    return freed
+
+
+def _empty_trash(store: Store) -> int:
+    """Unlink what lies in the trash; bytes whose last link went."""
+    freed = 0
+    for path in list(store.layout.trash.iterdir()):
+        freed += _last_links(path)
+        unlink_tree(path)
+    return freed
+
+
+def _last_links(path: Path) -> int:
+    """Bytes that vanish with a path: of files with no other link."""
+    try:
+        info = path.lstat()
+        if stat.S_ISDIR(info.st_mode):
+            return sum(_last_links(below) for below in path.iterdir())
+    except FileNotFoundError:  # whoever discarded it unlinked it
+        return 0
+    return info.st_blocks * BLOCK_BYTES if info.st_nlink == 1 else 0
+
+
+def _stale_downloads(store: Store) -> int:
+    freed = 0
+    before = time.time() - STALE_DOWNLOAD_S
+    for path in list(store.layout.downloads.iterdir()):
+        if path.lstat().st_mtime < before:
+            freed += _last_links(path)
+            unlink_tree(path)
+    return freed
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """One reason why an object is kept: a root, and the way from it to the object."""
+
+    root: Root
+    path: tuple[str, ...]
+    """Object names, from the root's to the one that was asked for."""
+
+    def as_json(self) -> dict[str, Any]:
+        """The reason as data."""
+        return {"root": self.root.as_json(), "path": list(self.path)}
+
+
+def why(store: Store, name: str, *, look: Look = in_use) -> list[Need]:
+    """Who needs an object: each root that keeps it, with the shortest way. Empty = collectable."""
+    graph = read_graph(store)
+    if name not in graph.sealed_at:
+        raise NotFound(f"the store has no object {name}", remedy="see `mm store ls`")
+    found = []
+    for root in all_roots(store, look):
+        path = _way(graph.references, root.object, name)
+        if path:
+            found.append(Need(root, path))
+    return found
+
+
+def _way(references: Mapping[str, list[str]], start: str, end: str) -> tuple[str, ...]:
+    """The shortest way along references; empty when there is none."""
+    came: dict[str, str] = {start: ""}
+    row = [start]
+    while row and end not in came:
+        below = []
+        for name in row:
+            for target in references.get(name, ()):
+                if target not in came:
+                    came[target] = name
+                    below.append(target)
+        row = below
+    if end not in came:
+        return ()
+    way = [end]
+    while came[way[-1]]:
+        way.append(came[way[-1]])
+    return tuple(reversed(way))
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How large an object is, and how much of that it has alone."""
+
+    name: str
+    size_bytes: int
+    """Of its distinct files."""
+    own_bytes: int
+    """Of files that no other object has: what would be freed without it."""
+
+
+def sizes(store: Store, names: Iterable[str]) -> list[Size]:
+    """Shared and own bytes of objects; a file that is there twice counts once."""
+    users: dict[BlobKey, set[str]] = defaultdict(set)
+    files: dict[str, dict[BlobKey, int]] = defaultdict(dict)
+    with store.index.read() as index:
+        for name, sha256, executable, size in index.execute(
+            "SELECT object, sha256, executable, size FROM entry WHERE kind = 'file'"
+        ):
+            users[sha256, bool(executable)].add(name)
+            files[name][sha256, bool(executable)] = size
+    return [
+        Size(
+            name,
+            sum(files[name].values()),
+            sum(size for key, size in files[name].items() if users[key] == {name}),
+        )
+        for name in names
+    ]
