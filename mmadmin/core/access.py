@@ -35,6 +35,7 @@ CHECK_LENGTH = 7
 _KEY = re.compile(
     rf"sk-mm-([{ALPHABET}]{{{ID_LENGTH}}})-([{ALPHABET}]{{{SECRET_LENGTH}}})([{ALPHABET}]{{{CHECK_LENGTH}}})"
 )
+_KEY_LIKE = re.compile(rf"(sk-mm-[{ALPHABET}]{{0,{ID_LENGTH}}})[-{ALPHABET}]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +83,11 @@ def key_matches(text: str, digest: str, pepper: bytes) -> bool:
 def prefix(key_id: str) -> str:
     """What is shown of a key ever after."""
     return f"sk-mm-{key_id}"
+
+
+def redact(text: str) -> str:
+    """`text` without the secret part of any client key in it, however cut."""
+    return _KEY_LIKE.sub(lambda match: f"{match[1]}[redacted]", text)
 
 
 def engine_secret(master: bytes, replica_uid: str) -> str:

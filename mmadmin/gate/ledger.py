@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 import orjson
 
+from mmadmin.core.access import redact
 from mmadmin.core.snapshot import Usage
 from mmadmin.gate.flight import Flight
 from mmadmin.gate.meter import BYTES_A_TOKEN, Tokens, tokens_of_events
@@ -40,11 +41,14 @@ class AccessLog:
                 {
                     "at": round(time.time(), 3),
                     "request": flight.request_id,
-                    "client_request": flight.client_request_id or None,
+                    "client_request": redact(flight.client_request_id) or None,
                     "key": flight.key.key_id if flight.key else None,
                     "from": flight.client[0] if flight.client else None,
-                    "path": flight.path[:200],
-                    "model": flight.model or None,
+                    "path": redact(flight.path[:200]) if flight.endpoint is None else flight.path,
+                    "model": (
+                        flight.route.public_name if flight.route else redact(flight.model[:128])
+                    )
+                    or None,
                     "generation": flight.generation_uid or None,
                     "status": status,
                     "outcome": outcome,

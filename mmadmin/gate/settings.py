@@ -73,7 +73,7 @@ class GateSettings:
 def _secret(env: Mapping[str, str], home: Home, name: str) -> bytes:
     """`MM_<NAME>_FILE`, `MM_<NAME>`, else the file that `mm up` generated; never empty."""
     variable = f"MM_{name.upper()}"
-    value = env.get(variable, "")
+    value = env.get(variable, "").strip()
     if not value:
         path = Path(env.get(f"{variable}_FILE") or home.secrets / name)
         try:

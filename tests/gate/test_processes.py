@@ -1,0 +1,344 @@
+"""The gate as a process, with a real broker: nudges, books, kills, alone."""
+
+# ruff: noqa: ASYNC110, ASYNC240 (other processes have no events to wait for)
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import pytest
+
+from mmadmin.core.access import new_key
+from mmadmin.core.snapshot import GATE_WATCH_PREFIX, Snapshot, snapshot_to_json
+from mmadmin.gate.directory import KEPT, PUBLISHED
+from tests.gate.house import MODEL
+from tests.gate.processes import PEPPER, Collector, Town, running_town
+from tests.gate.raw import RawClient, ask
+from tests.gate.stub import DONE, Call, delta
+
+CHAT = "/v1/chat/completions"
+BODY = {"model": MODEL, "messages": []}
+
+
+@contextlib.asynccontextmanager
+async def load(town: Town, *, clients: int = 4):
+    """Requests one after the other on several connections; yields ids of those that finished."""
+    finished: list[str] = []
+    failures: list[object] = []
+    stop = asyncio.Event()
+
+    async def run() -> None:
+        while not stop.is_set():
+            try:
+                async with RawClient(town.gate.port) as client:
+                    while not stop.is_set():
+                        streamed = len(finished) % 2 == 0
+                        await client.send(CHAT, {**BODY, "stream": streamed}, key=town.key.text)
+                        answer = await client.answer()
+                        if answer.whole and answer.status == 200 and b'"error"' not in answer.body:
+                            finished.append(answer.headers["x-request-id"])
+                        else:
+                            failures.append(answer)
+            except (OSError, asyncio.IncompleteReadError):
+                await asyncio.sleep(0.02)
+
+    tasks = [asyncio.create_task(run()) for _ in range(clients)]
+    try:
+        yield finished, failures
+    finally:
+        stop.set()
+        await asyncio.gather(*tasks)
+
+
+async def test_books_arrive_once_each(tmp_path, engine) -> None:
+    """Spool, stream, acknowledgement; acknowledged segments are forgotten at the end."""
+    async with running_town(tmp_path, engine) as town:
+        for number in range(30):
+            answer = await ask(
+                town.gate.port, CHAT, {**BODY, "stream": number % 2 == 0}, key=town.key.text
+            )
+            assert answer.status == 200
+        collector = Collector(town.redis)
+        await collector.until(30)
+        assert collector.events == 30
+        assert {usage.key_id for usage in collector.books.values()} == {town.key.key_id}
+        assert sorted(usage.seq for usage in collector.books.values()) == list(range(1, 31))
+        assert await town.gate.stop() == 0
+        await town.gate.start()
+        collector = Collector(town.redis)
+        for _ in range(200):
+            await collector.collect()
+            if not town.gate.spooled():
+                break
+            await asyncio.sleep(0.05)
+        assert town.gate.spooled() == []
+
+
+@pytest.mark.parametrize("workers", ["1", "3"])
+async def test_killing_the_gate_loses_no_finished_request(tmp_path, engine, workers: str) -> None:
+    """Kill -9 under load, thrice: what a client got whole is in the books, once."""
+    async with running_town(tmp_path, engine, MM_GATE_WORKERS=workers) as town:
+        collector = Collector(town.redis)
+        async with load(town) as (finished, _):
+            for _ in range(3):
+                before = len(finished)
+                while len(finished) < before + 40:
+                    await asyncio.sleep(0.01)
+                town.gate.kill()
+                await town.gate.start()
+                await collector.collect()
+        await collector.until(len(finished), within_s=30)
+        await asyncio.sleep(0.5)
+        await collector.collect()
+        assert set(finished) <= set(collector.books)
+
+
+@pytest.mark.parametrize("keeps", [True, False], ids=["with its data", "having lost everything"])
+async def test_killing_the_broker_loses_nothing(tmp_path, engine, *, keeps: bool) -> None:
+    """The gate answers throughout; the books are whole after the broker is back."""
+    async with running_town(tmp_path, engine) as town:
+        collector = Collector(town.redis)
+        async with load(town) as (finished, failures):
+            for round_ in range(2):
+                before = len(finished)
+                while len(finished) < before + 30:
+                    await asyncio.sleep(0.01)
+                if round_ == 0:
+                    await collector.collect()
+                town.broker.kill()
+                before = len(finished)
+                while len(finished) < before + 30:
+                    await asyncio.sleep(0.01)
+                if not keeps:
+                    for path in town.broker.folder.glob("appendonlydir/*"):
+                        path.unlink()
+                await town.broker.start()
+        assert failures == []
+        await collector.until(len(finished), within_s=40)
+        assert set(finished) == set(collector.books)
+
+
+async def test_one_of_several_workers_dies_and_is_replaced(tmp_path, engine) -> None:
+    """The others go on; the dead one's books are adopted."""
+    async with running_town(tmp_path, engine, MM_GATE_WORKERS="2") as town:
+        while len(await town.presences()) < 2:
+            await asyncio.sleep(0.05)
+        answers = [await ask(town.gate.port, CHAT, BODY, key=town.key.text) for _ in range(20)]
+        children = _children(town.gate.process.pid)
+        assert len(children) == 2
+        os.kill(children[0], signal.SIGKILL)
+        answers += [await ask(town.gate.port, CHAT, BODY, key=town.key.text) for _ in range(20)]
+        assert {answer.status for answer in answers} == {200}
+        collector = Collector(town.redis)
+        await collector.until(40)
+        async with asyncio.timeout(10):
+            while len(set(_children(town.gate.process.pid)) - {children[0]}) < 2:
+                await asyncio.sleep(0.05)
+
+
+def _children(pid: int) -> list[int]:
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+async def test_workers_do_not_outlive_their_parent(tmp_path, engine) -> None:
+    """A parent that is killed alone leaves nobody on the port."""
+    async with running_town(tmp_path, engine, MM_GATE_WORKERS="2") as town:
+        while len(await town.presences()) < 2:
+            await asyncio.sleep(0.05)
+        children = _children(town.gate.process.pid)
+        os.kill(town.gate.process.pid, signal.SIGKILL)
+        town.gate.process.wait()
+        async with asyncio.timeout(10):
+            while any(Path(f"/proc/{child}").exists() for child in children):
+                await asyncio.sleep(0.05)
+        with pytest.raises(OSError):
+            await RawClient(town.gate.port).__aenter__()
+
+
+async def test_alone_it_serves_on_and_starts_again(tmp_path, engine) -> None:
+    """No broker, no panel: requests go on, a restart serves from the disk, books come later."""
+    async with running_town(tmp_path, engine) as town:
+        async with asyncio.timeout(5):
+            while not (tmp_path / "gate" / KEPT).exists():
+                await asyncio.sleep(0.02)
+        town.broker.kill()
+        assert (await ask(town.gate.port, CHAT, BODY, key=town.key.text)).status == 200
+        assert await town.gate.stop() == 0
+        await town.gate.start()
+        await town.gate.until_answers("/readyz")
+        assert (await ask(town.gate.port, CHAT, BODY, key=town.key.text)).status == 200
+        assert len(town.gate.spooled()) == 2
+        mode = (tmp_path / "gate" / KEPT).stat().st_mode & 0o777
+        assert mode == 0o600
+        await town.broker.start()
+        await Collector(town.redis).until(2)
+
+
+async def test_a_file_beside_it_is_enough(tmp_path, engine) -> None:
+    """The panel's file reaches a gate without a broker within the timer; damage changes nothing."""
+    async with running_town(tmp_path, engine) as town:
+        town.broker.kill()
+        other = new_key(PEPPER.encode())
+        path = tmp_path / "gate" / PUBLISHED
+        path.write_text("{")
+        await asyncio.sleep(1.2)
+        assert (await ask(town.gate.port, CHAT, BODY, key=town.key.text)).status == 200
+        snapshot = Snapshot(
+            version=town.version + 10,
+            routes={MODEL: town.route},
+            keys={other.key_id: replace(town.record, key_id=other.key_id, digest=other.digest)},
+        )
+        path.write_text(snapshot_to_json(snapshot))
+        async with asyncio.timeout(3):
+            while (await ask(town.gate.port, CHAT, BODY, key=other.text)).status != 200:
+                await asyncio.sleep(0.05)
+        assert (await ask(town.gate.port, CHAT, BODY, key=town.key.text)).status == 401
+        path.write_text(snapshot_to_json(replace(snapshot, version=5, keys={})))
+        await asyncio.sleep(1.2)
+        assert (await ask(town.gate.port, CHAT, BODY, key=other.text)).status == 200
+
+
+async def test_without_a_snapshot_it_is_alive_and_not_ready(tmp_path, engine) -> None:
+    """A gate that knows nothing refuses every key and says that it is not ready."""
+    async with running_town(tmp_path, engine) as town:
+        town.gate.kill()
+        await town.redis.flushall()
+        (tmp_path / "gate" / KEPT).unlink(missing_ok=True)
+        await town.gate.start()
+        async with httpx.AsyncClient() as client:
+            url = f"http://127.0.0.1:{town.gate.metrics_port}"
+            assert (await client.get(f"{url}/readyz")).status_code == 503
+            assert (await client.get(f"{url}/nothing")).status_code == 404
+        assert (await ask(town.gate.port, CHAT, BODY, key=town.key.text)).status == 401
+
+
+async def test_told_to_stop_it_lets_streams_finish(tmp_path, engine) -> None:
+    """SIGTERM: the stream goes on to its end, new connections are refused, exit code 0."""
+    go_on = asyncio.Event()
+
+    async def script(call: Call) -> None:
+        await call.head(Content_Type="text/event-stream")
+        await call.chunk(delta("a"))
+        await go_on.wait()
+        await call.chunk(delta("b") + DONE)
+        await call.end()
+
+    engine.script = script
+    async with running_town(tmp_path, engine, MM_GATE_WORKERS="2") as town:
+        async with RawClient(town.gate.port) as client:
+            await client.send(CHAT, {**BODY, "stream": True}, key=town.key.text)
+            await client.head()
+            await client.chunk()
+            stopping = asyncio.create_task(town.gate.stop())
+            await asyncio.sleep(0.5)
+            go_on.set()
+            assert await client.chunk() == delta("b") + DONE
+            assert await client.chunk() == b""
+        assert await stopping == 0
+        await Collector(town.redis).until(1)
+        assert await town.presences() == []
+
+
+async def test_presence_tells_what_an_activation_needs(tmp_path, engine) -> None:
+    """Version and in-flight counts, told at once when a generation drains."""
+    go_on = asyncio.Event()
+
+    async def script(call: Call) -> None:
+        await call.head(Content_Type="text/event-stream")
+        await call.chunk(delta("a"))
+        await go_on.wait()
+        await call.chunk(DONE)
+        await call.end()
+
+    engine.script = script
+    async with running_town(tmp_path, engine) as town, RawClient(town.gate.port) as client:
+        await client.send(CHAT, {**BODY, "stream": True}, key=town.key.text)
+        await client.head()
+        async with asyncio.timeout(3):
+            while (await town.presences())[0]["inflight"] != {"small/3": 1}:
+                await asyncio.sleep(0.02)
+        (name,) = [name async for name in town.redis.scan_iter(match=GATE_WATCH_PREFIX + "*")]
+        (request,) = json.loads(await town.redis.get(name))["requests"]
+        assert (request["key"], request["state"]) == (town.key.key_id, "answering")
+        began = time.monotonic()
+        version = await town.publish(
+            routes=[replace(town.route, generation=4, generation_uid="small/4")]
+        )
+        while (await town.presences())[0]["version"] != version:
+            await asyncio.sleep(0.005)
+        assert time.monotonic() - began < 0.5
+        assert (await town.presences())[0]["inflight"] == {"small/3": 1}
+        go_on.set()
+        began = time.monotonic()
+        while (await town.presences())[0]["inflight"]:
+            await asyncio.sleep(0.005)
+        assert time.monotonic() - began < 0.5
+
+
+async def test_figures_of_all_workers_come_from_any(tmp_path, engine) -> None:
+    """One scrape has every worker's series, each family once."""
+    async with running_town(tmp_path, engine, MM_GATE_WORKERS="2") as town:
+        while len(await town.presences()) < 2:
+            await asyncio.sleep(0.05)
+        async with httpx.AsyncClient() as client:
+            for _ in range(40):
+                async with RawClient(town.gate.port) as raw:
+                    await raw.send(CHAT, BODY, key=town.key.text)
+                    assert (await raw.answer()).status == 200
+            text = (await client.get(f"http://127.0.0.1:{town.gate.metrics_port}/metrics")).text
+    requests = [line for line in text.splitlines() if line.startswith("mm_gate_requests_total{")]
+    assert sum(float(line.rsplit(" ", 1)[1]) for line in requests) == 40
+    assert text.count("# TYPE mm_gate_requests_total") == 1
+    assert {f'worker="{n}"' in text for n in (0, 1)} == {True}
+
+
+async def test_no_secret_is_left_anywhere(tmp_path, engine) -> None:
+    """A canary key, the pepper and the engine secret: not in logs, files, broker, argv, figures."""
+    async with running_town(tmp_path, engine) as town:
+        await ask(town.gate.port, CHAT, BODY, key=town.key.text)
+        await ask(town.gate.port, CHAT, {**BODY, "model": "x"}, key=town.key.text)
+        await ask(town.gate.port, CHAT, b"{", key=town.key.text)
+        await ask(town.gate.port, CHAT, {**BODY, "model": town.key.text}, key=town.key.text)
+        await ask(town.gate.port, f"/v1/models/{town.key.text}", key="x", method="GET")
+        await ask(
+            town.gate.port, CHAT, BODY, key="x", headers={"X-Client-Request-Id": town.key.text}
+        )
+        await Collector(town.redis).until(1)
+        async with httpx.AsyncClient() as client:
+            figures = await client.get(f"http://127.0.0.1:{town.gate.metrics_port}/metrics")
+        traces = [figures.content, repr(await town.redis.keys("*")).encode()]
+        traces += [await town.redis.dump(name) for name in await town.redis.keys("*")]
+        traces.append(Path(f"/proc/{town.gate.process.pid}/cmdline").read_bytes())
+        await town.gate.stop()
+        traces += [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
+        secrets = [town.key.text[20:], PEPPER, "test-only-engine-master"]
+        secrets.append(engine.calls[0].headers["authorization"].removeprefix("Bearer "))
+        for secret in secrets:
+            assert not any(secret.encode() in trace for trace in traces)
+        assert b'"outcome":"ok"' in (tmp_path / "gate.log").read_bytes()
+
+
+async def test_missing_secrets_stop_it_in_words(tmp_path, engine) -> None:
+    """No pepper, an empty pepper, a bad number: exit 1 with the remedy, no traceback."""
+    async with running_town(tmp_path, engine) as town:
+        for change, words in (
+            ({"MM_KEY_PEPPER": ""}, "key_pepper cannot be read"),
+            ({"MM_ENGINE_MASTER": "  ", "MM_ENGINE_MASTER_FILE": "/dev/null"}, "engine_master"),
+            ({"MM_GATE_WORKERS": "many"}, "MM_GATE_WORKERS is 'many'"),
+            ({"MM_METRICS_PORT": str(town.gate.port)}, "cannot listen on"),
+        ):
+            process = await asyncio.create_subprocess_exec(
+                "python", "-m", "mmadmin.gateway",
+                env={**town.gate._env, **change}, stderr=asyncio.subprocess.PIPE,
+            )  # fmt: skip
+            _, errors = await asyncio.wait_for(process.communicate(), 20)
+            assert process.returncode == 1
+            assert words in errors.decode()
+            assert "Traceback" not in errors.decode()
