@@ -158,8 +158,8 @@ class Installation:
         return Store(self.home.store)
 
 
-def installation(folder: Path, engine: EngineStore) -> Iterator[Installation]:
-    """Bring an installation up; end it afterwards, whatever happened."""
+def installation(folder: Path, engine: EngineStore, *, up: bool = True) -> Iterator[Installation]:
+    """Bring an installation up (or leave that to the test); end it afterwards in any case."""
     panel, gate, metrics, engines = free_ports(4)
     hidden = ("MM_", "DJANGO_", "DATABASE_URL", "REDIS_URL", "PUBLIC_ORIGIN", "PYTEST_")
     env = {k: v for k, v in os.environ.items() if not k.startswith(hidden)}
@@ -173,7 +173,8 @@ def installation(folder: Path, engine: EngineStore) -> Iterator[Installation]:
     made = Installation(Home(folder), env)
     engine.seed(made.store())
     try:
-        made.run("up", "--no-demo")
+        if up:
+            made.run("up", "--no-demo")
         yield made
     finally:
         made.run("down")
