@@ -1,9 +1,4 @@
-"""Making a generation live: a durable walk through phases, each of them repeatable.
-
-    overlap  preflight → start → probe → flip → drain → stop → retire
-    swap     preflight → hold → drain → stop → start → probe → flip → retire
-    stop     flip → drain → stop → retire
-    undo     unstart (overlap), unstart → restart → reprobe → reopen (swap)
+"""Making a generation live: the walk of `core.activation`, durable, each phase repeatable.
 
 The phase is written before it begins. A worker that is killed in it leaves a row that says where
 to go on, and every phase looks at what is already so before it acts. Nothing is taken down before
@@ -19,6 +14,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -31,12 +27,23 @@ from deployments.jobs import gates, lease, states
 from deployments.jobs.recorder import Ended, Recorder
 from deployments.models import (
     Activation,
-    ActivationKind,
     Deployment,
     Generation,
     Replica,
     ReplicaState,
     Transition,
+)
+from mmadmin.core.activation import (
+    WORDS,
+    Kind,
+    Mode,
+    Phase,
+    Walk,
+    after,
+    begin,
+    choose_mode,
+    may_turn_back,
+    turn_back,
 )
 from mmadmin.core.engine import LaunchSpec, Seat
 from mmadmin.core.errors import Conflict, LeaseLost, MmError, Unreachable
@@ -45,12 +52,6 @@ from mmadmin.core.recipe import Json
 from mmadmin.core.spec import ActivationSpec, parse_spec
 
 log = logging.getLogger(__name__)
-
-OVERLAP = ("preflight", "start", "probe", "flip", "drain", "stop", "retire")
-SWAP = ("preflight", "hold", "drain", "stop", "start", "probe", "flip", "retire")
-STOP = ("flip", "drain", "stop", "retire")
-UNDO_OVERLAP = ("unstart",)
-UNDO_SWAP = ("unstart", "restart", "reprobe", "reopen")
 
 PATIENCE_S = 120
 """How long a phase waits for a supervisor or broker that does not answer."""
@@ -113,10 +114,10 @@ class Hands(Protocol):
 
 def walk(recorder: Recorder[Activation], hands: Hands) -> None:
     """Go through the phases that are left. Raises what the activation failed of, once undone."""
-    Walk(recorder, hands).run()
+    Walker(recorder, hands).run()
 
 
-class Walk:
+class Walker:
     """One attempt at an activation."""
 
     def __init__(self, recorder: Recorder[Activation], hands: Hands) -> None:
@@ -133,58 +134,52 @@ class Walk:
 
     def run(self) -> None:
         """All that is left, forward or back."""
-        if not self.activation.undoing:
+        walk = self._where()
+        if not walk.undoing:
             try:
-                self._check_attempts()
-                self._forward()
+                self._check_attempts(walk)
+                self._go(walk)
             except LeaseLost:
                 raise
             except Exception as error:
-                if self._is_beyond_return():
+                walk = self._where()
+                if not may_turn_back(walk):
                     raise
-                self._begin_undo(error)
+                walk = self._begin_undo(walk, error)
             else:
                 return
-        self._undo()
+        self.recorder.ignore_cancel()
+        self._go(walk)
         raise Ended(self.activation.error or {})
 
-    def _sequence(self) -> tuple[str, ...]:
-        if self.activation.kind == ActivationKind.STOP:
-            return STOP
-        return SWAP if self.activation.mode == "swap" else OVERLAP
-
-    def _is_beyond_return(self) -> bool:
-        """True once the route has changed: the rest can only be finished."""
-        live = Deployment.objects.values_list("live", flat=True).get(pk=self.deployment.pk)
-        return live == (self.activation.target.pk if self.activation.target else None)
-
-    def _check_attempts(self) -> None:
-        if self.activation.attempts > FORWARD_ATTEMPTS and not self._is_beyond_return():
+    def _check_attempts(self, walk: Walk) -> None:
+        if self.activation.attempts > FORWARD_ATTEMPTS and may_turn_back(walk):
             raise lease.KILLED
 
-    def _forward(self) -> None:
-        phase = self.activation.phase or self._sequence()[0]
-        while True:
-            if phase == "flip":
+    def _where(self) -> Walk:
+        """The walk as the record has it."""
+        it = self.activation
+        begun = begin(Kind(it.kind), has_previous=it.previous is not None)
+        live = Deployment.objects.values_list("live", flat=True).get(pk=self.deployment.pk)
+        return replace(
+            begun,
+            phase=Phase(it.phase or begun.phase),
+            mode=Mode(it.mode or Mode.OVERLAP),
+            undoing=it.undoing,
+            flipped=live == (it.target.pk if it.target else None) and bool(it.phase),
+        )
+
+    def _go(self, start: Walk) -> None:
+        """From a phase to the end of its way."""
+        walk: Walk | None = start
+        while walk is not None:
+            if walk.phase is Phase.FLIP:
                 self.recorder.ignore_cancel()
-            self._do(phase)
-            sequence = self._sequence()  # known only after the preflight
-            position = sequence.index(phase) + 1
-            if position == len(sequence):
-                return
-            phase = sequence[position]
+            self._do(walk.phase)
+            mode = Mode(self.activation.mode) if self.activation.mode else None
+            walk = after(walk, mode=mode)
 
-    def _undo(self) -> None:
-        self.recorder.ignore_cancel()
-        sequence = UNDO_SWAP if self._must_restore() else UNDO_OVERLAP
-        phase = self.activation.phase
-        for name in sequence[sequence.index(phase) if phase in sequence else 0 :]:
-            self._do(name)
-
-    def _must_restore(self) -> bool:
-        return self.activation.mode == "swap" and self.activation.previous is not None
-
-    def _begin_undo(self, error: Exception) -> None:
+    def _begin_undo(self, walk: Walk, error: Exception) -> Walk:
         if isinstance(error, MmError):
             as_json = error.as_json()
         else:
@@ -196,34 +191,36 @@ class Walk:
                 "details": {},
             }
         self.recorder.log(f"failed: {states.words(as_json)}")
-        lease.write(self.activation, undoing=True, error=as_json, phase="unstart")
+        back = turn_back(walk)
+        lease.write(self.activation, undoing=True, error=as_json, phase=back.phase)
+        return back
 
-    def _do(self, phase: str) -> None:
+    def _do(self, phase: Phase) -> None:
         """Enter a phase and do it, patient with a supervisor that is being restarted."""
         self.recorder.check()
         self._enter(phase)
         deadline = time.monotonic() + PATIENCE_S
         while True:
             try:
-                getattr(self, f"_{phase}")()
+                getattr(self, f"_{phase.value}")()
             except Unreachable as error:
                 if time.monotonic() > deadline:
                     raise
-                self.recorder.log(f"{phase}: {error}; trying again")
+                self.recorder.log(f"{phase.value}: {error}; trying again")
                 self.recorder.wait(1)
             else:
                 return
 
-    def _enter(self, phase: str) -> None:
+    def _enter(self, phase: Phase) -> None:
         now = timezone.now().isoformat()
         phases = [dict(entry) for entry in self.activation.phases]
-        if not phases or phases[-1]["phase"] != phase:
+        if not phases or phases[-1]["phase"] != phase.value:
             if phases:
                 phases[-1]["ended"] = now
-            phases.append({"phase": phase, "started": now, "ended": None})
-        lease.write(self.activation, phase=phase, phases=phases)
+            phases.append({"phase": phase.value, "started": now, "ended": None})
+        lease.write(self.activation, phase=phase.value, phases=phases)
         lease.announce(self.activation)
-        self.recorder.log(f"--- {phase}")
+        self.recorder.log(f"--- {phase.value}: {WORDS[phase]}")
 
     # --- phases
 
@@ -233,17 +230,11 @@ class Walk:
         self.hands.preflight(target)
         wanted = self._options().mode
         old = self.activation.previous
-        mode = "overlap"
-        if old is not None and self._replicas(old):
-            fits = wanted != "swap" and self.hands.fits_beside(target, old)
-            if not fits and wanted == "overlap":
-                raise Conflict(
-                    f"there is no memory for {target.uid} beside {old.uid}",
-                    remedy='set activation.mode to "auto" or "swap"',
-                )
-            mode = "overlap" if fits else "swap"
-        lease.write(self.activation, mode=mode)
-        self.recorder.log(f"{mode}: {target.uid} after {old.uid if old else 'nothing'}")
+        beside = old is not None and bool(self._replicas(old))
+        fits = wanted == "swap" or old is None or self.hands.fits_beside(target, old)
+        mode = choose_mode(wanted, has_previous=beside, fits_beside=fits)
+        lease.write(self.activation, mode=mode.value)
+        self.recorder.log(f"{mode.value}: {target.uid} after {old.uid if old else 'nothing'}")
 
     def _hold(self) -> None:
         """New requests wait at the gates while there is no engine."""
