@@ -31,7 +31,7 @@ def test_first_up_ends_with_an_answer(fresh: Installation) -> None:
         [*MM, "up"], cwd=ROOT, env=fresh.env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
     try:
-        wait_for("a deployment", lambda: (fresh.home.root / "first-run.json").exists())
+        wait_for("a deployment", (fresh.home.root / "first-run.json").exists)
     finally:
         first.send_signal(signal.SIGINT)
         said = first.communicate(timeout=60)[0].decode()

@@ -1,0 +1,142 @@
+"""Watching jobs from the command line: what is said while the records change."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import pytest
+
+from deployments.models import (
+    Activation,
+    Build,
+    BuildStep,
+    Deployment,
+    Generation,
+    Host,
+    Role,
+    User,
+)
+from mmadmin.cli import follow
+from mmadmin.core.errors import Cancelled, DiskFull, MmError, StepFailed
+from mmadmin.core.lifecycle import JobState
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def build() -> Build:
+    """A queued build of a first generation that is to go live."""
+    host = Host.objects.create(name="local")
+    alice = User.objects.create_user("alice", role=Role.OPERATOR)
+    deployment = Deployment.objects.create(name="tiny", public_name="tiny", host=host)
+    generation = Generation.objects.create(
+        deployment=deployment, number=1, spec_toml="", author=alice
+    )
+    return Build.objects.create(
+        deployment=deployment, generation=generation, host=host, spec_toml="", activate_after=True
+    )
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], object]]:
+    """What happens between one look at the records and the next, instead of sleeping."""
+    acts: list[Callable[[], object]] = []
+    clock = SimpleNamespace(now=0.0)
+
+    def sleep(seconds: float) -> None:
+        clock.now += 5
+        if acts:
+            acts.pop(0)()
+
+    fake = SimpleNamespace(sleep=sleep, monotonic=lambda: clock.now)
+    monkeypatch.setattr(follow, "time", fake)
+    return acts
+
+
+def states(job: Build | Activation, state: JobState, **more: object) -> Callable[[], object]:
+    """An act: the job's row gets this state."""
+    return lambda: type(job).objects.filter(pk=job.pk).update(state=state, **more)
+
+
+def test_a_build_is_told_step_by_step(build: Build, script: list, capsys) -> None:
+    """Waiting, each step's state as it changes, progress of a long one; then quiet success."""
+
+    def begin() -> None:
+        states(build, JobState.RUNNING, phase="building")()
+        for n, (recipe, state) in enumerate([("fetch", "cached"), ("merge", "running")]):
+            BuildStep.objects.create(
+                build=build, position=n, derivation=f"{n:064d}", name="m", recipe=recipe,
+                state=state, why="pinned content is in the store",
+                progress_done=5, progress_total=10, progress_unit="bytes",
+            )  # fmt: skip
+
+    def end() -> None:
+        BuildStep.objects.filter(recipe="merge").update(state="built")
+        states(build, JobState.SUCCEEDED)()
+
+    script += [begin, lambda: None, lambda: None, end]
+    follow.follow_build(build.pk)
+    said = capsys.readouterr().out
+    assert f"build {build.pk} waits for a worker" in said
+    assert "= fetch m  cached: pinned content is in the store" in said
+    assert said.count("▸ merge m") == 2, "again after ten seconds"
+    assert "5 B of 10 B" in said
+    assert "✓ merge m" in said
+
+
+def test_a_missing_worker_is_suspected(build: Build, script: list, capsys) -> None:
+    """A job that nobody takes up makes us say where to look."""
+    script += [lambda: None] * 4 + [states(build, JobState.SUCCEEDED)]
+    follow.follow_build(build.pk)
+    assert "does a worker run? mm status" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (DiskFull("no room", remedy="free some", need_bytes=2), DiskFull),
+        (StepFailed("it broke", exit_code=3, log_tail=["last line"]), StepFailed),
+    ],
+)
+def test_a_failed_build_raises_what_it_failed_of(
+    build: Build, script: list, error: MmError, kind: type[MmError]
+) -> None:
+    """The recorded error comes back as itself: code, message, remedy, details."""
+    script += [states(build, JobState.FAILED, error=error.as_json())]
+    with pytest.raises(kind) as caught:
+        follow.follow_to_live(build.pk)
+    assert type(caught.value) is kind
+    assert caught.value.message == error.message
+    assert caught.value.details == error.details
+
+
+def test_a_cancelled_build_says_so(build: Build, script: list) -> None:
+    """Cancelled without a recorded error is still an error for the caller."""
+    script += [states(build, JobState.CANCELLED)]
+    with pytest.raises(Cancelled):
+        follow.follow_build(build.pk)
+
+
+def test_the_activation_is_watched_after_the_build(build: Build, script: list, capsys) -> None:
+    """`mm deploy` ends only when the generation is live; phases are told."""
+
+    def activation() -> None:
+        made = Activation.objects.create(
+            deployment=build.deployment, target=build.generation, kind="activate",
+            host=build.host, state=JobState.RUNNING, phase="start",
+        )  # fmt: skip
+        script.extend(
+            [states(made, JobState.RUNNING, phase="probe"), states(made, JobState.SUCCEEDED)]
+        )
+
+    script += [states(build, JobState.SUCCEEDED), activation]
+    follow.follow_to_live(build.pk)
+    said = capsys.readouterr().out
+    assert ": start" in said
+    assert ": probe" in said
+
+
+def test_an_activation_that_never_comes_is_an_error(build: Build, script: list) -> None:
+    """A build that succeeded and forgot its activation does not hang us for ever."""
+    script += [states(build, JobState.SUCCEEDED)]
+    with pytest.raises(MmError, match="was not queued"):
+        follow.follow_to_live(build.pk)
