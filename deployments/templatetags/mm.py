@@ -1,0 +1,337 @@
+"""How values are shown: states by shape, word and colour; bytes, times and digests for people."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Callable, Iterable
+from datetime import datetime, timedelta
+from typing import Any
+
+from django import template
+from django.templatetags.static import static
+from django.utils import timezone
+from django.utils.html import escape, format_html, format_html_join
+from django.utils.safestring import SafeString, mark_safe
+
+from deployments.queries import DiffRow
+
+register = template.Library()
+
+LOOKS: dict[str, tuple[str, str]] = {
+    "planned": ("s-wait", "idle"),
+    "queued": ("s-wait", "idle"),
+    "waiting": ("s-wait", "idle"),
+    "locking": ("s-busy", "busy"),
+    "planning": ("s-busy", "busy"),
+    "building": ("s-busy", "busy"),
+    "running": ("s-busy", "busy"),
+    "starting": ("s-busy", "busy"),
+    "probing": ("s-busy", "busy"),
+    "activating": ("s-busy", "busy"),
+    "built": ("s-built", "ok"),
+    "succeeded": ("s-done", "ok"),
+    "ready": ("s-live", "ok"),
+    "live": ("s-live", "ok"),
+    "active": ("s-live", "ok"),
+    "cached": ("s-cached", "ok"),
+    "substituted": ("s-cached", "ok"),
+    "draining": ("s-drain", "warn"),
+    "suspended": ("s-drain", "warn"),
+    "expired": ("s-past", "warn"),
+    "retired": ("s-past", "idle"),
+    "stopped": ("s-off", "idle"),
+    "cancelled": ("s-off", "idle"),
+    "revoked": ("s-off", "bad"),
+    "new": ("s-idle", "idle"),
+    "failed": ("s-bad", "bad"),
+    "errored": ("s-bad", "bad"),
+}
+"""State → its shape in the sprite and its tone."""
+PLAIN = ("s-idle", "idle")
+
+NOTHING = "\u2013"
+"""Shown where there is no value."""
+KIB = 1024
+UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+MINUTE_S, HOUR_S, DAY_S = 60, 3600, 86400
+SPANS: tuple[tuple[int, Callable[[float], str]], ...] = (
+    (1, lambda s: f"{s * 1000:.0f} ms"),
+    (10, lambda s: f"{s:.1f} s"),
+    (MINUTE_S, lambda s: f"{s:.0f} s"),
+    (HOUR_S, lambda s: f"{int(s // MINUTE_S)} min {int(s % MINUTE_S)} s"),
+    (DAY_S, lambda s: f"{int(s // HOUR_S)} h {int(s % HOUR_S // MINUTE_S)} min"),
+)
+SHORT = 12
+LONG_VALUE = 160
+
+ANSI = re.compile(r"\x1b\[([0-9;]*)m")
+OTHER_ESCAPES = re.compile(r"\x1b(?:\[[0-9;?]*[A-Za-z]|\][^\x07]*(?:\x07|$)|.)")
+
+
+@register.simple_tag
+def icon(name: str, label: str = "") -> SafeString:
+    """A drawing from the sprite; without a label it is decoration."""
+    names = format_html('role="img" aria-label="{}"', label) if label else 'aria-hidden="true"'
+    return format_html(
+        '<svg class="icon" {}><use href="{}#{}"></use></svg>',
+        mark_safe(names),  # noqa: S308 (built above)
+        static("icons.svg"),
+        name,
+    )
+
+
+@register.simple_tag
+def status(state: str, word: str = "", *, pill: bool = False) -> SafeString:
+    """A state: its shape, its word, its colour."""
+    shape, tone = LOOKS.get(state, PLAIN)
+    classes = " ".join(
+        ["st", tone, *(["pill"] if pill else []), *(["spin"] if shape == "s-busy" else [])]
+    )
+    return format_html(
+        '<span class="{}">{}<span>{}</span></span>', classes, icon(shape), word or state
+    )
+
+
+@register.filter
+def shape(state: str) -> str:
+    """The sprite's symbol of a state."""
+    return LOOKS.get(state, PLAIN)[0]
+
+
+@register.filter
+def tone(state: str) -> str:
+    """ok, busy, warn, bad or idle."""
+    return LOOKS.get(state, PLAIN)[1]
+
+
+@register.filter(name="bytes")
+def size(value: float | None) -> str:
+    """Bytes with a binary unit: 98362432 → 93.8 MiB."""
+    if value is None:
+        return NOTHING
+    number = float(value)
+    for unit in UNITS:
+        if abs(number) < KIB or unit == UNITS[-1]:
+            digits = 0 if unit == "B" or number >= 100 else 1  # noqa: PLR2004
+            return f"{number:.{digits}f} {unit}"
+        number /= KIB
+    raise AssertionError
+
+
+@register.filter
+def count(value: float | None) -> str:
+    """A number with thin spaces between thousands."""
+    return NOTHING if value is None else f"{int(value):,}".replace(",", "\u202f")
+
+
+@register.filter
+def brief(value: float | None) -> str:
+    """A large number in few characters: 1 234 567 → 1.2M."""
+    if value is None:
+        return NOTHING
+    number = float(value)
+    for limit, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(number) >= limit:
+            return f"{number / limit:.1f}".rstrip("0").rstrip(".") + unit
+    return f"{number:.0f}"
+
+
+@register.filter
+def seconds(value: float | timedelta | None) -> str:
+    """A length of time for people: 4 min 12 s."""
+    if value is None:
+        return NOTHING
+    total = value.total_seconds() if isinstance(value, timedelta) else float(value)
+    for below, form in SPANS:
+        if total < below:
+            return form(total)
+    return f"{int(total // DAY_S)} d {int(total % DAY_S // HOUR_S)} h"
+
+
+@register.filter
+def milliseconds(value: float | None) -> str:
+    """Milliseconds for people."""
+    return NOTHING if value is None else seconds(value / 1000)
+
+
+@register.simple_tag
+def took(start: datetime | None, end: datetime | None) -> SafeString | str:
+    """How long something took, or has been taking: the latter counts on in the browser."""
+    if start is None:
+        return ""
+    if end is not None:
+        return seconds(end - start)
+    return format_html(
+        '<time datetime="{}" data-ago="since">{}</time>',
+        start.isoformat(),
+        seconds(timezone.now() - start),
+    )
+
+
+@register.filter
+def ago(moment: datetime | None) -> SafeString | str:
+    """A moment as "3 min ago", with the exact time on hover; it goes on counting in the browser."""
+    if moment is None:
+        return "never"
+    past = (timezone.now() - moment).total_seconds()
+    for unit_s, unit in (
+        (365 * DAY_S, "y"),
+        (30 * DAY_S, "mo"),
+        (DAY_S, "d"),
+        (HOUR_S, "h"),
+        (MINUTE_S, "min"),
+        (1, "s"),
+    ):
+        if abs(past) >= unit_s:
+            words = f"{int(abs(past) // unit_s)} {unit}"
+            text = f"{words} ago" if past > 0 else f"in {words}"
+            break
+    else:
+        text = "just now"
+    return format_html(
+        '<time datetime="{}" title="{}" data-ago>{}</time>', moment.isoformat(), exact(moment), text
+    )
+
+
+@register.filter
+def exact(moment: datetime | None) -> str:
+    """A moment to the second, in UTC."""
+    return "" if moment is None else f"{moment:%Y-%m-%d %H:%M:%S} UTC"
+
+
+@register.filter
+def short(digest: str | None) -> str:
+    """The first characters of a digest; of an object name, hash cut and name kept."""
+    text = digest or ""
+    head, dash, name = text.partition("-")
+    if dash and len(head) > SHORT:
+        return f"{head[:SHORT]}…-{name}"
+    return f"{text[:SHORT]}…" if len(text) > SHORT + 1 else text
+
+
+@register.filter
+def percent(part: float | None, whole: float | None) -> int:
+    """0 to 100."""
+    if not part or not whole:
+        return 0
+    return max(0, min(100, round(100 * part / whole)))
+
+
+@register.simple_tag
+def bar(part: float | None, whole: float | None, label: str, tone: str = "") -> SafeString:
+    """A bar, filled by `part` of `whole`, with its words for who does not see it."""
+    return format_html(
+        '<svg class="bar {}" role="img" aria-label="{}">'
+        '<rect width="{}%" height="100%"></rect></svg>',
+        tone,
+        label,
+        percent(part, whole),
+    )
+
+
+@register.filter
+def ansi(text: str) -> SafeString:
+    """Log text as HTML, a line an element: colours kept as classes, other escapes dropped.
+
+    A carriage return begins the line anew, as on a terminal: only what stands last is shown.
+    """
+    shown = []
+    for line in text.rstrip("\n").split("\n"):
+        last = line.rstrip("\r").rsplit("\r", 1)[-1]
+        shown.append(f"<div data-line>{_coloured(last) or ' '}</div>")
+    return mark_safe("".join(shown))  # noqa: S308 (every piece was escaped)
+
+
+def _coloured(line: str) -> str:
+    pieces: list[str] = []
+    classes: list[str] = []
+    position = 0
+    for match in ANSI.finditer(line):
+        pieces.append(_span(line[position : match.start()], classes))
+        position = match.end()
+        for code in match[1].split(";"):
+            if code in {"", "0"}:
+                classes = []
+            elif code.isdigit():
+                classes = [*classes, f"a{int(code)}"]
+    pieces.append(_span(line[position:], classes))
+    return "".join(pieces)
+
+
+def _span(text: str, classes: list[str]) -> str:
+    clean = escape(OTHER_ESCAPES.sub("", text))
+    return f'<span class="{" ".join(classes)}">{clean}</span>' if classes and clean else str(clean)
+
+
+@register.filter
+def udiff(row: DiffRow) -> SafeString:
+    """A unified diff of a long value, a line an element."""
+    lines: Iterable[str] = difflib.unified_diff(
+        (row.before or "").splitlines(), (row.after or "").splitlines(), lineterm="", n=3
+    )
+    looks = {"+": "ins", "-": "del", "@": "at"}
+    return format_html_join(
+        "",
+        '<div class="{}">{}</div>',
+        ((looks.get(line[:1], ""), line or " ") for line in list(lines)[2:]),
+    )
+
+
+@register.filter
+def is_long(row: DiffRow) -> bool:
+    """True when a difference is better shown as a diff of lines."""
+    values = (row.before or "", row.after or "")
+    return any("\n" in value or len(value) > LONG_VALUE for value in values)
+
+
+@register.filter
+def about(subject: str) -> dict[str, str]:
+    """What an audit subject is, and where its page is: `generation:name/3`."""
+    kind, _, name = subject.partition(":")
+    deployment, _, number = name.rpartition("/")
+    places = {
+        "deployment": f"/deployments/{name}/",
+        "generation": f"/deployments/{deployment}/generations/{number}/" if deployment else "",
+        "key": f"/keys/{name}/",
+    }
+    return {"kind": kind, "name": name, "href": places.get(kind, "") if name else ""}
+
+
+@register.filter
+def pretty(value: Any) -> str:
+    """JSON for people."""
+    return json.dumps(value, indent=2, ensure_ascii=False, sort_keys=True)
+
+
+@register.filter
+def phase_took(phase: dict[str, Any]) -> str:
+    """How long a phase of an activation took; its moments are ISO strings or Unix seconds."""
+    start, end = (_moment(phase.get(name)) for name in ("started", "ended"))
+    return seconds(end - start) if start is not None and end is not None else ""
+
+
+def _moment(value: object) -> float | None:
+    if isinstance(value, int | float):
+        return float(value)
+    return datetime.fromisoformat(value).timestamp() if isinstance(value, str) else None
+
+
+@register.filter
+def get(mapping: dict[str, Any] | None, name: str) -> Any:
+    """A value of a mapping, or nothing."""
+    return (mapping or {}).get(name)
+
+
+@register.simple_tag(takes_context=True)
+def here(context: template.RequestContext, **changes: Any) -> str:
+    """The page's own address with some of its query changed."""
+    query = context["request"].GET.copy()
+    query.pop("part", None)
+    for name, value in changes.items():
+        if value in {None, ""}:
+            query.pop(name, None)
+        else:
+            query[name] = str(value)
+    return f"?{query.urlencode()}"

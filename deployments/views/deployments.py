@@ -1,0 +1,259 @@
+"""A deployment: its history, what is under way, and the acts on it."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+from itertools import groupby
+from typing import Literal, cast
+
+from django.contrib import messages
+from django.http import HttpRequest, HttpResponse, HttpResponseBase
+from django.shortcuts import redirect
+from django.urls import reverse
+from django.views.decorators.http import require_POST
+
+from deployments import actions, queries
+from deployments.forms import OptionalReason, Reason
+from deployments.models import Activation
+from deployments.views.page import attempt, blame, number_of, operator, page, person, show
+from mmadmin.core.errors import MmError, NotFound
+
+PARTS = {
+    "now": "deployment/_now.html",
+    "under-way": "deployment/_under_way.html",
+    "timeline": "deployment/_timeline.html",
+}
+STARTABLE = frozenset({"built", "retired", "failed"})
+
+
+@page
+def deployment(request: HttpRequest, name: str) -> HttpResponse:
+    """The deployment's page."""
+    me = person(request)
+    row = queries.deployment(me, name)
+    part = request.GET.get("part", "")
+    context: dict[str, object] = {"nav": "overview", "row": row, "startable": STARTABLE}
+    if part in {"", "timeline"}:
+        context["history"] = queries.history(me, name, page=number_of(request.GET.get("page")))
+    return show(request, "deployment/page.html", context, parts=PARTS)
+
+
+@page
+def generation(request: HttpRequest, name: str, number: int) -> HttpResponse:
+    """One generation: what it is, how it was built, how it went."""
+    me = person(request)
+    row = queries.deployment(me, name)
+    it = queries.generation(me, name, number)
+    launched = next((r for r in row.replicas if r.generation_id == it.generation.pk), None)
+    argv = launched.launch.get("argv", []) if launched else []
+    context = {
+        "nav": "overview",
+        "row": row,
+        "it": it,
+        "startable": STARTABLE,
+        "launch": shlex.join(map(str, argv)).replace(" --", " \\\n  --"),
+    }
+    return show(request, "deployment/generation.html", context)
+
+
+@page
+def compare(request: HttpRequest, name: str) -> HttpResponse:
+    """What differs between two generations; by default the live one and the one before."""
+    me = person(request)
+    row = queries.deployment(me, name)
+    history = queries.history(me, name)
+    picked = [number_of(n) for n in request.GET.getlist("g")] or [
+        number_of(request.GET.get("a"), default=0),
+        number_of(request.GET.get("b"), default=0),
+    ]
+    if len(picked) != 2 or 0 in picked:  # noqa: PLR2004
+        newest = [h.generation.number for h in history.rows[:2]]
+        if len(newest) < 2:  # noqa: PLR2004
+            raise NotFound(
+                f"{name} has only one generation", remedy="there is nothing to compare yet"
+            )
+        picked = newest
+    before, after = sorted(picked)
+    if "swap" in request.GET:
+        before, after = after, before
+    rows = queries.diff(me, name, before, after)
+    sections = [(key, list(found)) for key, found in groupby(rows, lambda found: found.section)]
+    a, b = (queries.generation(me, name, number) for number in (before, after))
+    context = {
+        "nav": "overview",
+        "row": row,
+        "history": history.rows,
+        "a": a,
+        "b": b,
+        "sides": (a, b),
+        "sections": sections,
+    }
+    return show(request, "deployment/compare.html", context)
+
+
+def _go(
+    request: HttpRequest,
+    *,
+    name: str,
+    number: int | None,
+    kind: str,
+    act: Callable[[str], Activation],
+    needs_reason: bool,
+) -> HttpResponse:
+    """Show what an act will do and ask why; then do it and go to where it can be watched."""
+    me = person(request)
+    row = queries.deployment(me, name)
+    form = (Reason if needs_reason else OptionalReason)(request.POST or None)
+    status = 200
+    if request.method == "POST":
+        if form.is_valid():
+            try:
+                act(form.cleaned_data["reason"])
+            except MmError as error:
+                blame(form, error)
+            else:
+                messages.success(request, "It is under way: watch it below.")
+                return redirect("deployment", name=name)
+        status = 422
+    context = {
+        "nav": "overview",
+        "row": row,
+        "form": form,
+        "kind": kind,
+        "target": queries.generation(me, name, number) if number is not None else None,
+        "changes": queries.diff(me, name, row.live.number, number)
+        if row.live and number is not None and row.live.number != number
+        else [],
+    }
+    return show(request, "deployment/go.html", context, status=status)
+
+
+@page
+def activate(request: HttpRequest, name: str, number: int) -> HttpResponse:
+    """Make a generation live."""
+    me = operator(request)
+    return _go(
+        request,
+        name=name,
+        number=number,
+        kind="activate",
+        act=lambda reason: actions.activate(me, name, number, reason=reason),
+        needs_reason=False,
+    )
+
+
+@page
+def rollback(request: HttpRequest, name: str, number: int) -> HttpResponse:
+    """Bring an earlier generation back."""
+    me = operator(request)
+    return _go(
+        request,
+        name=name,
+        number=number,
+        kind="rollback",
+        act=lambda reason: actions.rollback(me, name, to=number, reason=reason),
+        needs_reason=True,
+    )
+
+
+@page
+def rollback_to_last(request: HttpRequest, name: str) -> HttpResponseBase:
+    """Bring back what was live before; the next page shows which generation that is."""
+    me = operator(request)
+    target = actions.rollback_target(queries.deployment(me, name).deployment)
+    if target is None:
+        messages.error(
+            request, "There is no earlier generation that was live. Activate one from the history."
+        )
+        return redirect("deployment", name=name)
+    return rollback(request, name=name, number=target.number)
+
+
+@page
+def stop(request: HttpRequest, name: str) -> HttpResponse:
+    """Take the live generation down."""
+    me = operator(request)
+    return _go(
+        request,
+        name=name,
+        number=None,
+        kind="stop",
+        act=lambda reason: actions.stop(me, name, reason=reason),
+        needs_reason=True,
+    )
+
+
+@require_POST
+@page
+def pin(request: HttpRequest, name: str, number: int) -> HttpResponse:
+    """Keep a generation, or let it go with its age."""
+    on = request.POST.get("on") == "1"
+    return attempt(
+        request,
+        lambda: actions.pin(person(request), name, number, on),
+        f"Generation {number} is pinned: its objects stay in the store."
+        if on
+        else f"Generation {number} is no longer pinned.",
+        reverse("deployment", kwargs={"name": name}),
+    )
+
+
+@require_POST
+@page
+def mark(request: HttpRequest, name: str, number: int) -> HttpResponse:
+    """Say good or bad of a generation."""
+    word = cast("Literal['good', 'bad', '']", request.POST.get("mark", ""))
+    return attempt(
+        request,
+        lambda: actions.mark(person(request), name, number, word),
+        f"Generation {number} is marked {word}." if word else f"Generation {number} has no mark.",
+        reverse("deployment", kwargs={"name": name}),
+    )
+
+
+@require_POST
+@page
+def archive(request: HttpRequest, name: str) -> HttpResponse:
+    """Put a deployment out of sight, or take it back."""
+    on = request.POST.get("on") == "1"
+    return attempt(
+        request,
+        lambda: actions.archive(person(request), name, on=on),
+        f"{name} is archived: its history stays." if on else f"{name} is back.",
+        reverse("deployment", kwargs={"name": name}),
+    )
+
+
+@page
+def activation(request: HttpRequest, activation_id: int) -> HttpResponse:
+    """One activation: its phases and its log."""
+    me = person(request)
+    it = queries.activation(me, activation_id)
+    log = queries.build_log(me, activation_id=activation_id, limit=2000)
+    context = {
+        "nav": "overview",
+        "it": it,
+        "log": [("", chunk) for chunk in log],
+        "last": log[-1].pk if log else 0,
+    }
+    return show(
+        request,
+        "deployment/activation.html",
+        context,
+        parts={"phases": "deployment/_phases_card.html"},
+    )
+
+
+@require_POST
+@page
+def cancel_activation(request: HttpRequest, activation_id: int) -> HttpResponse:
+    """Cancel an activation under way."""
+    me = person(request)
+    it = queries.activation(me, activation_id)
+    return attempt(
+        request,
+        lambda: actions.cancel_activation(me, activation_id),
+        "It is being cancelled; what was live stays or comes back.",
+        reverse("deployment", kwargs={"name": it.deployment.name}),
+    )

@@ -1,0 +1,95 @@
+"""A new deployment, or the next generation of one: the file, a plan of it, the build."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import tomlkit
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect
+
+import deployments
+from deployments import actions, queries
+from deployments.forms import Deploy
+from deployments.views.page import blame, operator, page, person, show
+from mmadmin.core.errors import MmError
+
+CATALOG = Path(deployments.__file__).parent / "catalog"
+
+
+class Entry(NamedTuple):
+    """One ready deployment file."""
+
+    slug: str
+    title: str
+    about: str
+    text: str
+
+
+@cache
+def catalog() -> tuple[Entry, ...]:
+    """The deployment files that come with mmadmin."""
+    entries = []
+    for path in sorted(CATALOG.glob("*.toml")):
+        text = path.read_text(encoding="utf-8")
+        document = tomlkit.parse(text).unwrap()
+        title = str(document.get("name", path.stem))
+        entries.append(Entry(path.stem, title, str(document.get("description", "")), text))
+    return tuple(entries)
+
+
+@page
+def new(request: HttpRequest, name: str = "") -> HttpResponse:
+    """The editor: from an empty file, a catalog entry, or a deployment's newest file."""
+    me = operator(request)
+    row = queries.deployment(me, name) if name else None
+    if request.method == "POST":
+        form = Deploy(request.POST)
+        if form.is_valid():
+            try:
+                return _send(request, form)
+            except MmError as error:
+                blame(form, error)
+        return _editor(request, form, row, status=422)
+    chosen = next((e for e in catalog() if e.slug == request.GET.get("from")), None)
+    text = chosen.text if chosen else ""
+    if row is not None:
+        generation = row.live or row.newest
+        number = request.GET.get("generation", "")
+        if number.isdigit():
+            generation = queries.generation(me, name, int(number)).generation
+        text = generation.spec_toml if generation else ""
+    return _editor(request, Deploy(initial={"spec_toml": text}), row, chosen=chosen)
+
+
+def _send(request: HttpRequest, form: Deploy) -> HttpResponse:
+    """Plan or build what the form holds, and go to where it can be watched."""
+    me = person(request)
+    answers = form.cleaned_data
+    if "plan" in request.POST:
+        return redirect("build", build_id=actions.plan(me, answers["spec_toml"]).pk)
+    generation = actions.deploy(
+        me, answers["spec_toml"], reason=answers["reason"], activate=answers["activate"]
+    )
+    build = queries.builds(me, name=generation.deployment.name).rows[0]
+    return redirect("build", build_id=build.pk)
+
+
+def _editor(
+    request: HttpRequest,
+    form: Deploy,
+    row: queries.DeploymentRow | None,
+    *,
+    chosen: Entry | None = None,
+    status: int = 200,
+) -> HttpResponse:
+    context = {
+        "nav": "new" if row is None else "overview",
+        "form": form,
+        "row": row,
+        "catalog": catalog(),
+        "chosen": chosen,
+    }
+    return show(request, "editing/page.html", context, status=status)

@@ -1,0 +1,33 @@
+"""The overview: what is live, what is under way, what needs somebody."""
+
+from __future__ import annotations
+
+from django.http import HttpRequest, HttpResponse
+
+from deployments import queries
+from deployments.views.page import page, person, show
+
+PARTS = {
+    "deployments": "overview/_deployments.html",
+    "alarms": "overview/_alarms.html",
+    "activity": "_activity.html",
+}
+
+
+@page
+def overview(request: HttpRequest) -> HttpResponse:
+    """Every deployment with its live generation."""
+    me = person(request)
+    part = request.GET.get("part", "")
+    archived = "archived" in request.GET
+    context: dict[str, object] = {"nav": "overview", "archived": archived}
+    if part != "activity":
+        rows = queries.deployments_overview(me, archived=archived)
+        context |= {
+            "rows": rows,
+            "alarms": [alarm for row in rows for alarm in row.alarms],
+            "failed": [row for row in rows if row.newest and row.newest.state == "failed"],
+        }
+    if part in {"", "activity"}:
+        context["activity"] = queries.activity(me)
+    return show(request, "overview/page.html", context, parts=PARTS)

@@ -1,0 +1,121 @@
+"""What every page shares: who is asking, how errors are shown, how a fragment is answered.
+
+A page is rendered whole; the same view answers one of its fragments (`?part=name`, for htmx) or the
+page's form alone (header `X-Sheet`, shown over another page).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, cast
+
+from django.contrib import messages
+from django.contrib.auth.decorators import login_required
+from django.forms import BaseForm
+from django.http import HttpRequest, HttpResponse, HttpResponseBase
+from django.shortcuts import redirect, render
+
+from deployments import actions
+from deployments.models import Role, User
+from mmadmin.core.errors import HTTP_STATUS, MmError, NotFound, Refused
+
+P = ParamSpec("P")
+View = Callable[Concatenate[HttpRequest, P], HttpResponseBase]
+
+
+def person(request: HttpRequest) -> User:
+    """Who is asking; pages are for people who are logged in."""
+    return cast("User", request.user)
+
+
+def operator(request: HttpRequest) -> User:
+    """Who is asking, on a page that only operators are shown: others read why they are not."""
+    actions.require(person(request), Role.OPERATOR)
+    return person(request)
+
+
+def admin(request: HttpRequest) -> User:
+    """Who is asking, on a page that only admins are shown."""
+    actions.require(person(request), Role.ADMIN)
+    return person(request)
+
+
+def page(view: View[P]) -> View[P]:
+    """A page of the panel: for people who are logged in; expected errors become pages in words."""
+
+    @wraps(view)
+    def shown(request: HttpRequest, *args: P.args, **kwargs: P.kwargs) -> HttpResponseBase:
+        try:
+            return view(request, *args, **kwargs)
+        except MmError as error:
+            return failure(request, error)
+
+    return cast("View[P]", login_required(shown))
+
+
+def failure(request: HttpRequest, error: MmError) -> HttpResponse:
+    """A page about an error: the fact and the remedy."""
+    template = {NotFound: "404.html", Refused: "403.html"}.get(type(error), "error.html")
+    status = HTTP_STATUS.get(error.code, 400)
+    return render(request, template, {"error": error, **frame(request)}, status=status)
+
+
+def frame(request: HttpRequest) -> dict[str, Any]:
+    """What the frame around a page needs to know: sheet or site, and what the person may do."""
+    user = getattr(request, "user", None)
+    me = user if isinstance(user, User) else None
+    return {
+        "layout": layout(request),
+        "may_operate": me is not None and me.at_least(Role.OPERATOR),
+        "may_admin": me is not None and me.at_least(Role.ADMIN),
+    }
+
+
+def layout(request: HttpRequest) -> str:
+    """The frame that a page is put into: the whole site's, or none for a sheet."""
+    return "_sheet.html" if request.headers.get("X-Sheet") else "page.html"
+
+
+def show(
+    request: HttpRequest,
+    template: str,
+    context: Mapping[str, Any],
+    *,
+    parts: Mapping[str, str] | None = None,
+    status: int = 200,
+) -> HttpResponse:
+    """Answer the whole page, or the one fragment that was asked for."""
+    part = (parts or {}).get(request.GET.get("part", ""))
+    answer = render(request, part or template, {**frame(request), **context}, status=status)
+    answer["Cache-Control"] = "no-store"
+    answer["Vary"] = "X-Sheet, HX-Request, Cookie"
+    return answer
+
+
+def attempt(request: HttpRequest, act: Callable[[], object], done: str, back: str) -> HttpResponse:
+    """Do what a button asks for, say how it went, and go back to where the button was."""
+    try:
+        act()
+    except MmError as error:
+        messages.error(request, in_words(error))
+    else:
+        messages.success(request, done)
+    return redirect(back)
+
+
+def blame(form: BaseForm, error: MmError) -> None:
+    """Put an error beside the form's field that it names, or above the form."""
+    field = str(error.details.get("field", ""))
+    form.add_error(field if field in form.fields else None, in_words(error))
+
+
+def in_words(error: MmError) -> str:
+    """Fact and remedy as one or two sentences."""
+    parts = [error.message, error.remedy]
+    return " ".join(f"{p[0].upper()}{p[1:]}".rstrip(".") + "." for p in parts if p)
+
+
+def number_of(text: str | None, *, default: int = 1) -> int:
+    """A page number from an address; nonsense is the default."""
+    return int(text) if text and text.isascii() and text.isdigit() and len(text) < 10 else default  # noqa: PLR2004

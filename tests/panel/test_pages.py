@@ -1,0 +1,401 @@
+"""What the pages show, to whom, and what their buttons do."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from django.db import connection
+from django.test import Client
+from django.test.utils import CaptureQueriesContext
+
+from deployments.models import (
+    Activation,
+    AuditEvent,
+    Build,
+    ClientKey,
+    Deployment,
+    Generation,
+    User,
+)
+from tests.panel import seed
+
+NAME = "mistral-medium-3.5"
+PAGES = (
+    "/",
+    "/?archived",
+    f"/deployments/{NAME}/",
+    f"/deployments/{NAME}/generations/5/",
+    f"/deployments/{NAME}/compare/?a=2&b=5",
+    "/builds/",
+    "/builds/BUILD/",
+    "/builds/BUILD/log/",
+    "/activations/ACTIVATION/",
+)
+OPERATOR_PAGES = (
+    f"/deployments/{NAME}/generations/2/rollback/",
+    f"/deployments/{NAME}/rollback/",
+    f"/deployments/{NAME}/stop/",
+    f"/deployments/{NAME}/edit/",
+    "/deployments/new/",
+    "/deployments/new/?from=smollm2-135m",
+    "/keys/",
+    "/keys/?search=dana&state=active",
+    "/keys/KEY/",
+    "/audit/",
+    "/audit/?verb=key.&who=ada&search=revoked",
+)
+ADMIN_PAGES = (
+    "/keys/new/",
+    "/keys/KEY/edit/",
+    "/keys/KEY/revoke/",
+    "/keys/KEY/rotate/",
+    "/keys/KEY/suspend/",
+)
+PARTS = (
+    "/?part=deployments",
+    "/?part=alarms",
+    "/?part=activity",
+    f"/deployments/{NAME}/?part=now",
+    f"/deployments/{NAME}/?part=under-way",
+    f"/deployments/{NAME}/?part=timeline",
+    "/builds/?part=rows",
+    "/builds/BUILD/?part=head",
+    "/builds/BUILD/?part=steps",
+    "/activations/ACTIVATION/?part=phases",
+)
+
+
+def address(page: str) -> str:
+    """The page's address with the ids of this test's records."""
+    key = ClientKey.objects.filter(revoked_at=None, suspended_at=None, expires_at=None).first()
+    build = Build.objects.filter(state="running").first()
+    activation = Activation.objects.filter(state="failed").first()
+    assert key is not None
+    assert build is not None
+    assert activation is not None
+    return (
+        page.replace("KEY", key.key_id)
+        .replace("BUILD", str(build.pk))
+        .replace("ACTIVATION", str(activation.pk))
+    )
+
+
+@pytest.mark.parametrize("page", [*PAGES, *OPERATOR_PAGES, *ADMIN_PAGES])
+def test_an_admin_sees_every_page(admin: Client, page: str) -> None:
+    """Every page answers an admin, and with no inline script or style."""
+    answer = admin.get(address(page))
+    assert answer.status_code == 200
+    html = answer.content.decode()
+    assert not re.search(r"<script(?![^>]*\bsrc=)", html)
+    assert not re.search(r"\s(style|onclick|onload|onsubmit)=", html)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_viewer_sees_what_is_served(viewer: Client, page: str) -> None:
+    """A viewer sees deployments and builds, without a single form but log-out and comparison."""
+    html = viewer.get(address(page)).content.decode()
+    posts = re.findall(r'<form[^>]*method="post"[^>]*>', html)
+    assert all("/logout/" in form for form in posts)
+
+
+@pytest.mark.parametrize("page", [*OPERATOR_PAGES, *ADMIN_PAGES])
+def test_a_viewer_is_refused_in_words(viewer: Client, page: str) -> None:
+    """What a viewer may not see answers 403 and says which role it takes."""
+    answer = viewer.get(address(page))
+    assert answer.status_code == 403
+    assert "it takes the role" in answer.content.decode()
+
+
+@pytest.mark.parametrize("page", ADMIN_PAGES)
+def test_an_operator_issues_no_keys(operator: Client, page: str) -> None:
+    """Keys are an admin's business."""
+    assert operator.get(address(page)).status_code == 403
+
+
+@pytest.mark.parametrize("page", [*PAGES, *OPERATOR_PAGES, *ADMIN_PAGES])
+def test_a_stranger_is_sent_to_the_login(team: dict[str, User], client: Client, page: str) -> None:
+    """Without a login there is nothing to see."""
+    answer = client.get(address(page))
+    assert answer.status_code == 302
+    assert answer["Location"].startswith("/login/?next=")
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_fragments_are_the_page_s_own(admin: Client, part: str) -> None:
+    """A fragment is answered alone, carries an id to be swapped by, and stands in the page too."""
+    where = address(part)
+    fragment = admin.get(where).content.decode()
+    assert "<html" not in fragment
+    identity = re.search(r'id="([^"]+)"', fragment)
+    assert identity is not None
+    whole = admin.get(re.sub(r"[?&]part=[\w-]+", "", where)).content.decode()
+    assert f'id="{identity[1]}"' in whole
+
+
+def test_a_sheet_is_the_form_alone(operator: Client) -> None:
+    """Asked for with X-Sheet, a confirmation comes without the site's frame."""
+    answer = operator.get(f"/deployments/{NAME}/stop/", headers={"X-Sheet": "1"})
+    html = answer.content.decode()
+    assert "<html" not in html
+    assert "csrfmiddlewaretoken" in html
+
+
+def test_the_overview_says_what_is_live(viewer: Client) -> None:
+    """Live generation, failures and alarms are on the first page."""
+    html = viewer.get("/").content.decode()
+    assert "generation 5, since" in html
+    assert "driver changed" in html
+    assert "devstral-small, generation 1" in html
+
+
+def test_an_empty_installation_names_the_next_step(db: None, client: Client) -> None:
+    """The first page of a fresh installation leads to the first deployment."""
+    client.force_login(User.objects.create_user("ada", role="admin"))
+    assert "Create the first deployment" in client.get("/").content.decode()
+    assert "Issue the first key" in client.get("/keys/").content.decode()
+    assert "Nothing was built yet" in client.get("/builds/").content.decode()
+
+
+def test_history_shows_who_why_and_how_long(viewer: Client) -> None:
+    """The timeline has each generation's author, reason, marks and life."""
+    html = viewer.get(f"/deployments/{NAME}/").content.decode()
+    assert "Q2_K was too lossy" in html
+    assert "pinned" in html
+    assert "live 3 d 23 h" in html
+    assert "it does not fit" in html
+
+
+def test_a_roll_back_needs_a_reason(operator: Client) -> None:
+    """Without a reason the form comes back with the words beside the field, and nothing happens."""
+    answer = operator.post(f"/deployments/{NAME}/generations/2/rollback/", {"reason": " "})
+    assert answer.status_code == 422
+    assert "Say why" in answer.content.decode()
+    assert not Activation.objects.filter(kind="rollback").exists()
+
+
+def test_a_roll_back_is_asked_for(operator: Client) -> None:
+    """With a reason it is queued, and the deployment's page shows it under way."""
+    answer = operator.post(
+        f"/deployments/{NAME}/generations/2/rollback/",
+        {"reason": "tool calls stop half-way"},
+        follow=True,
+    )
+    activation = Activation.objects.get(kind="rollback")
+    assert activation.target is not None
+    assert activation.target.number == 2
+    assert activation.reason == "tool calls stop half-way"
+    assert "Roll back to generation 2" in answer.content.decode()
+
+
+def test_a_second_roll_back_is_refused_in_words(operator: Client) -> None:
+    """While one is under way the form says so."""
+    page = f"/deployments/{NAME}/generations/2/rollback/"
+    operator.post(page, {"reason": "first"})
+    answer = operator.post(page, {"reason": "second"})
+    assert answer.status_code == 422
+    assert "in the middle of another activation" in answer.content.decode()
+
+
+@pytest.mark.parametrize(
+    ("page", "data"),
+    [
+        (f"/deployments/{NAME}/generations/2/rollback/", {"reason": "x"}),
+        (f"/deployments/{NAME}/stop/", {"reason": "x"}),
+        ("/deployments/new/", {"spec_toml": "name = 'x'"}),
+        ("/keys/new/", {"owner": "me"}),
+    ],
+)
+def test_a_viewer_s_hand_made_request_changes_nothing(
+    viewer: Client, page: str, data: dict[str, str]
+) -> None:
+    """The buttons are absent, and the actions refuse all the same."""
+    before = (Activation.objects.count(), Build.objects.count(), ClientKey.objects.count())
+    assert viewer.post(page, data).status_code == 403
+    assert before == (Activation.objects.count(), Build.objects.count(), ClientKey.objects.count())
+
+
+def test_a_viewer_s_mark_is_refused(viewer: Client) -> None:
+    """A button's request from who may not act comes back with words."""
+    answer = viewer.post(f"/deployments/{NAME}/generations/5/mark/", {"mark": "bad"}, follow=True)
+    assert "may not do this" in answer.content.decode()
+    assert Generation.objects.get(deployment__name=NAME, number=5).mark == "good"
+
+
+def test_pin_and_mark(operator: Client) -> None:
+    """Pin and mark change the record and come back to the history."""
+    base = f"/deployments/{NAME}/generations/4"
+    operator.post(f"{base}/pin/", {"on": "1"})
+    operator.post(f"{base}/mark/", {"mark": "bad"})
+    generation = Generation.objects.get(deployment__name=NAME, number=4)
+    assert generation.pinned
+    assert generation.mark == "bad"
+
+
+def test_a_wrong_spec_is_explained(operator: Client) -> None:
+    """A field that does not exist is named, and the text that was typed is kept."""
+    text = seed.smol_spec(engine="11434.0.0").replace("slots = 2", "slotz = 2")
+    answer = operator.post("/deployments/new/", {"spec_toml": text, "build": "1"})
+    html = answer.content.decode()
+    assert answer.status_code == 422
+    assert "slotz" in html
+    assert "slots" in html
+
+
+def test_a_build_is_asked_for(operator: Client) -> None:
+    """A good spec becomes a generation and leads to its build."""
+    text = seed.smol_spec(engine="11434.0.0").replace('"smollm2-135m"', '"another"')
+    answer = operator.post(
+        "/deployments/new/", {"spec_toml": text, "reason": "a try", "activate": "on", "build": "1"}
+    )
+    generation = Generation.objects.get(deployment__name="another")
+    assert generation.reason == "a try"
+    build = generation.builds.get()
+    assert answer["Location"] == f"/builds/{build.pk}/"
+    assert build.activate_after
+
+
+def test_a_plan_changes_nothing(operator: Client) -> None:
+    """A plan leads to a dry run, and no generation is made."""
+    before = Generation.objects.count()
+    answer = operator.post(
+        "/deployments/new/", {"spec_toml": seed.smol_spec(engine="11434.0.0"), "plan": "1"}
+    )
+    build = Build.objects.order_by("-pk")[0]
+    assert answer["Location"] == f"/builds/{build.pk}/"
+    assert build.dry_run
+    assert Generation.objects.count() == before
+
+
+def test_a_build_is_cancelled_and_tried_again(operator: Client) -> None:
+    """Cancel marks the running build; a failed one is built again as a new build."""
+    running = Build.objects.get(state="running")
+    operator.post(f"/builds/{running.pk}/cancel/")
+    running.refresh_from_db()
+    assert running.cancel_requested_at
+    failed = Build.objects.get(state="failed")
+    answer = operator.post(f"/builds/{failed.pk}/retry/")
+    again = Build.objects.order_by("-pk")[0]
+    assert again.pk != failed.pk
+    assert answer["Location"] == f"/builds/{again.pk}/"
+
+
+def test_the_log_is_shown_in_colour_and_escaped(operator: Client) -> None:
+    """Terminal colours become classes; markup in a log line stays text."""
+    failed = Build.objects.get(state="failed")
+    step = failed.steps.get(state="failed")
+    step.log.create(text="<script>alert(1)</script>\n")
+    html = operator.get(f"/builds/{failed.pk}/").content.decode()
+    assert '<span class="a31">nvcc fatal</span>' in html
+    assert "&lt;script&gt;alert(1)" in html
+
+
+def test_the_log_as_a_file(viewer: Client) -> None:
+    """The whole log can be kept as a text file."""
+    failed = Build.objects.get(state="failed")
+    answer = viewer.get(f"/builds/{failed.pk}/log/")
+    assert answer["Content-Type"].startswith("text/plain")
+    assert "[159/412] Building" in answer.content.decode()
+
+
+def test_a_key_is_shown_once(admin: Client) -> None:
+    """The text stands on the page that answers the form, and nowhere afterwards."""
+    html = admin.post(
+        "/keys/new/", {"owner": "Dana", "deployments": [NAME], "rpm": "60"}
+    ).content.decode()
+    key = ClientKey.objects.order_by("-pk")[0]
+    text = re.search(r"sk-mm-\w{12}-\w{39}", html)
+    assert text is not None
+    assert html.count(text[0]) == 4  # the key, curl, Python, JavaScript
+    assert f'"model": "{NAME}"' in html.replace("&quot;", '"')
+    assert key.rpm == 60
+    assert key.deployments == [NAME]
+    for page in ("/keys/", f"/keys/{key.key_id}/", "/audit/"):
+        assert text[0] not in admin.get(page).content.decode()
+
+
+def test_a_key_without_an_owner_is_refused(admin: Client) -> None:
+    """The words stand beside the field."""
+    answer = admin.post("/keys/new/", {"owner": "", "tokens_per_day": "-4"})
+    assert answer.status_code == 422
+    html = answer.content.decode()
+    assert "say who will use it" in html
+    assert 'aria-invalid="true"' in html
+
+
+def test_revoke_asks_first(admin: Client) -> None:
+    """Looking at the question changes nothing; answering it does."""
+    key = ClientKey.objects.filter(revoked_at=None, suspended_at=None, expires_at=None)[0]
+    admin.get(f"/keys/{key.key_id}/revoke/")
+    key.refresh_from_db()
+    assert key.state == "active"
+    admin.post(f"/keys/{key.key_id}/revoke/")
+    key.refresh_from_db()
+    assert key.state == "revoked"
+    assert AuditEvent.objects.filter(verb="key.revoke", subject=f"key:{key.key_id}").exists()
+
+
+def test_suspend_resume_rotate_edit(admin: Client) -> None:
+    """What else may be done to a key."""
+    key = ClientKey.objects.filter(revoked_at=None, suspended_at=None, expires_at=None)[0]
+    base = f"/keys/{key.key_id}"
+    admin.post(f"{base}/suspend/")
+    key.refresh_from_db()
+    assert key.state == "suspended"
+    admin.post(f"{base}/resume/")
+    key.refresh_from_db()
+    assert key.state == "active"
+    html = admin.post(f"{base}/rotate/").content.decode()
+    assert re.search(r"sk-mm-\w{12}-\w{39}", html)
+    admin.post(f"{base}/edit/", {"owner": "Somebody else", "rpm": "5"})
+    key.refresh_from_db()
+    assert key.owner == "Somebody else"
+    assert key.rpm == 5
+
+
+def test_key_search(operator: Client) -> None:
+    """Search looks at owner, note and prefix."""
+    html = operator.get("/keys/?search=dana").content.decode()
+    assert "Dana Ruiz" in html
+    assert "Kenji Mori" not in html
+    assert "No key fits" in operator.get("/keys/?search=nobodyatall").content.decode()
+
+
+def test_unknown_things_are_404(viewer: Client) -> None:
+    """An unknown address and an unknown deployment both get the page with a way on."""
+    for page in ("/nope/", "/deployments/nope/", "/builds/99999/"):
+        answer = viewer.get(page)
+        assert answer.status_code == 404
+        assert "Go to the overview" in answer.content.decode()
+
+
+@pytest.mark.parametrize(
+    "page", ["/", f"/deployments/{NAME}/", "/builds/", "/keys/", "/audit/", "/deployments/new/"]
+)
+def test_the_number_of_queries_does_not_grow(admin: Client, page: str) -> None:
+    """Twice the records, the same number of database queries."""
+
+    def queries() -> int:
+        with CaptureQueriesContext(connection) as seen:
+            assert admin.get(page).status_code == 200
+        return len(seen)
+
+    queries()
+    before = queries()
+    ada = User.objects.get(username="ada")
+    deployment = Deployment.objects.get(name=NAME)
+    for number in range(20, 40):
+        generation = Generation.objects.create(
+            deployment=deployment, number=number, spec_toml="", author=ada, reason="more"
+        )
+        Build.objects.create(
+            deployment=deployment,
+            generation=generation,
+            spec_toml="",
+            host=deployment.host,
+            state="failed",
+        )
+        Deployment.objects.create(name=f"d{number}", public_name=f"d{number}", host=deployment.host)
+        AuditEvent.objects.create(actor=ada, verb="deployment.deploy", summary="more")
+    seed.keys({"ada": ada}, deployment.created_at, n=0)
+    assert queries() == before
