@@ -1,28 +1,37 @@
-"""`mm top`: what the gate is doing now, by deployment: requests, queue, speed.
+"""`mm top`: what the gate is doing now, by deployment and by key: requests, queue, speed.
 
 Reads the gate's own figures (its metrics port), so it works while panel, database and broker are
-down. Rates are those of the time between two looks.
+down; rates are those of the time between two looks. Single requests and keys come through the
+broker, while that is up.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import time
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 import httpx
+import redis
 import typer
 from prometheus_client.parser import text_string_to_metric_families
+from rich.console import Group
 from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
-from mmadmin.cli.output import JsonFlag, console, emit_json
+from mmadmin.cli.output import JsonFlag, console, emit_json, seconds_text
+from mmadmin.core.access import prefix
 from mmadmin.core.errors import Unreachable
-from mmadmin.core.home import Ports
+from mmadmin.core.home import Home, Ports
+from mmadmin.core.snapshot import GATE_WATCH_PREFIX
 
 WINDOW_S = 1.0
+SHOWN = 30
+"""Single requests on the screen at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,24 +105,61 @@ def rows(before: Figures, after: Figures) -> list[dict[str, Any]]:
     return found
 
 
-def _picture(found: list[dict[str, Any]]) -> Table:
+def requests_now(url: str) -> list[dict[str, Any]]:
+    """The single requests that the gate's workers are at, oldest first; [] without a broker."""
+    client = redis.Redis.from_url(url, socket_timeout=1.0, socket_connect_timeout=1.0)
+    found: list[dict[str, Any]] = []
+    try:
+        for key in client.scan_iter(f"{GATE_WATCH_PREFIX}*"):
+            text = client.get(key)
+            if isinstance(text, bytes):
+                found += json.loads(text)["requests"]
+    except (redis.RedisError, OSError):
+        return []
+    return sorted(found, key=lambda request: -float(request["age_s"]))
+
+
+def _table(heads: tuple[str, ...], lines: list[list[str]], *, words: int) -> Table:
+    """A table whose first `words` columns are words, the others numbers."""
     shown = Table(box=None, pad_edge=False, header_style="bold")
-    heads = ("deployment", "running", "waiting", "requests", "per s", "tok/s", "prompt/s", "TTFT")
     for n, head in enumerate(heads):
-        shown.add_column(head, justify="left" if n == 0 else "right")
-    for row in found:
-        ttft = f"{row['ttft_ms']} ms" if row["ttft_ms"] is not None else ""
-        shown.add_row(
-            escape(row["deployment"]),
-            str(row["running"]),
-            str(row["waiting"]),
-            str(row["requests"]),
-            str(row["requests_per_s"]),
-            str(row["tokens_per_s"]),
-            str(row["prompt_tokens_per_s"]),
-            ttft,
-        )
+        shown.add_column(head, justify="left" if n < words else "right")
+    for line in lines:
+        shown.add_row(*line)
     return shown
+
+
+def _picture(found: list[dict[str, Any]], requests: list[dict[str, Any]]) -> Group:
+    deployments = _table(
+        ("deployment", "running", "waiting", "requests", "per s", "tok/s", "prompt/s", "TTFT"),
+        [
+            [
+                escape(row["deployment"]),
+                *(str(row[name]) for name in ("running", "waiting", "requests", "requests_per_s")),
+                str(row["tokens_per_s"]),
+                str(row["prompt_tokens_per_s"]),
+                f"{row['ttft_ms']} ms" if row["ttft_ms"] is not None else "",
+            ]
+            for row in found
+        ],
+        words=1,
+    )
+    single = _table(
+        ("key", "deployment", "endpoint", "state", "age", "events"),
+        [
+            [
+                prefix(str(r["key"])),
+                f"{escape(str(r['deployment']))}/{r['generation']}",
+                escape(str(r["endpoint"])),
+                escape(str(r["state"])),
+                seconds_text(float(r["age_s"])),
+                str(r["events"]),
+            ]
+            for r in requests[:SHOWN]
+        ],
+        words=4,
+    )
+    return Group(deployments, "", single) if requests else Group(deployments)
 
 
 def top(
@@ -121,23 +167,24 @@ def top(
     once: Annotated[bool, typer.Option("--once", help="Look for one second, then end.")] = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Show live requests, queue and tokens a second by deployment, until interrupted.
+    """Show live requests, queue and tokens a second by deployment and key, until interrupted.
 
     Example: mm top --once --json
     """
     url = f"http://127.0.0.1:{Ports.from_env().metrics}"
+    broker = os.environ.get("REDIS_URL") or Home.from_env().broker_url
     before = look(url)
     if once or as_json or not console.is_terminal:
         time.sleep(WINDOW_S)
-        found = rows(before, look(url))
+        found, requests = rows(before, look(url)), requests_now(broker)
         if as_json:
-            emit_json({"window_s": WINDOW_S, "deployments": found})
+            emit_json({"window_s": WINDOW_S, "deployments": found, "requests": requests})
         else:
-            console.print(_picture(found) if found else "no requests yet")
+            console.print(_picture(found, requests) if found else "no requests yet")
         return
-    with Live(_picture([]), console=console, auto_refresh=False) as live:
+    with Live(console=console, auto_refresh=False) as live:
         while True:
             time.sleep(WINDOW_S)
             after = look(url)
-            live.update(_picture(rows(before, after)), refresh=True)
+            live.update(_picture(rows(before, after), requests_now(broker)), refresh=True)
             before = after
