@@ -38,7 +38,7 @@ from mmadmin.host.hub import Hub
 from mmadmin.host.process import Limits
 from mmadmin.host.sandbox import Sandbox, environment, level_from
 
-STEP_LIMITS = Limits(time_s=6 * 3600, silence_s=3600, log_bytes=256 << 20)
+STEP_LIMITS = Limits(time_s=24 * 3600, silence_s=2 * 3600, log_bytes=64 << 20)
 PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 """The folder that holds the package `mmadmin`."""
 
