@@ -120,6 +120,8 @@ def follow_build(build_id: int, *, quiet: bool = False) -> Build:
                 _say_queue(view, build, "build", build.phase, time.monotonic() - began)
             for step in steps:
                 state = str(step.state)
+                if state == StepState.WAITING:
+                    continue
                 view.say(f"step{step.pk}", state, f"  {MARKS[StepState(state)]} {_words(step)}")
     if build.state != JobState.SUCCEEDED:
         raise error_of(build)
