@@ -182,7 +182,7 @@ class Staging:
 
         The file is shared with the store: it must not be written to.
         """
-        if not _take(self._store.blob_path(sha256), size, to):
+        if not take_blob(self._store.blob_path(sha256), size, to):
             return False
         self.hashed(to, sha256)
         return True
@@ -443,13 +443,13 @@ class Store:
         """Move a file's bytes into the store under their true digest, for whoever wants them."""
         path.chmod(0o444)
         _stamp(path)
-        _fsync(path)
+        fsync_path(path)
         with file_lock(self.layout.lock("gc"), shared=True):
             blob = self.layout.blob(sha256, executable=False)
             blob.parent.mkdir(exist_ok=True)
             if not blob.exists():
                 path.rename(blob)
-                _fsync(blob.parent)
+                fsync_path(blob.parent)
             else:
                 path.unlink()
 
@@ -463,7 +463,7 @@ class Store:
         for file in files:
             blob = self.layout.blob(file.sha256, executable=file.executable)
             target = staging.out / tree.check_path(file.path)
-            if not _take(blob, file.size, target):
+            if not take_blob(blob, file.size, target):
                 for path in linked:
                     path.unlink()
                 return False
@@ -666,7 +666,7 @@ class Store:
                     self.after("renamed")
                     target.chmod(0o555)
                     os.utime(target, EPOCH)
-                    _fsync(target)
+                    fsync_path(target)
                     here = StoreObject(
                         full,
                         full[:64],
@@ -681,7 +681,7 @@ class Store:
                     here = StoreObject(
                         full, here.hash, here.size, entries, refs, here.path, here.sealed_at
                     )
-                _write_file(self.layout.sidecar(full), canonical(_sidecar(here)))
+                self.rewrite_record(here)
                 self.after("described")
                 realisation = realise(full) if realise else None
                 if realisation is not None:
@@ -702,7 +702,7 @@ class Store:
                 path = out / entry.path
                 path.chmod(0o555 if entry.executable else 0o444)
                 _stamp(path)
-                _fsync(path)
+                fsync_path(path)
             elif entry.kind == "link":
                 os.utime(out / entry.path, EPOCH, follow_symlinks=False)
 
@@ -719,14 +719,14 @@ class Store:
                 folders.add(blob.parent)
             self.after("blob")
         for folder in folders:
-            _fsync(folder)
+            fsync_path(folder)
         for entry in sorted(entries, reverse=True):
             if entry.kind == "dir":
                 path = staging.out / entry.path
                 path.chmod(0o555)
                 os.utime(path, EPOCH)
-                _fsync(path)
-        _fsync(staging.out)
+                fsync_path(path)
+        fsync_path(staging.out)
 
     def _share(self, path: Path, blob: Path, entry: Entry, scratch: Path) -> bool:
         """One inode for the file and its blob; True when the blob is new."""
@@ -815,6 +815,27 @@ class Store:
             sealed_at if isinstance(sealed_at, int) else 0,
         )
 
+    def recorded(self, name: str) -> StoreObject | None:
+        """What the index says about an object, whether its folder is there or not."""
+        with self.index.snapshot() as index:
+            return self._load(index, name)
+
+    def record_of(self, found: StoreObject) -> dict[str, Any]:
+        """What the record beside an object says."""
+        return {
+            "version": SIDECAR_VERSION,
+            "name": found.name,
+            "hash": found.hash,
+            "size": found.size,
+            "refs": list(found.refs),
+            "files": [entry.as_json() for entry in found.files],
+            "sealed_at": found.sealed_at,
+        }
+
+    def rewrite_record(self, found: StoreObject) -> None:
+        """Write the record beside an object anew."""
+        _write_file(self.layout.sidecar(found.name), canonical(self.record_of(found)))
+
     def discard(self, path: Path) -> Path:
         """Take a path out of sight by one rename into the trash; returns where it went."""
         target = self.layout.trash / uuid.uuid4().hex
@@ -842,18 +863,6 @@ def unlink_tree(path: Path) -> None:
         for below in list(path.iterdir()):
             unlink_tree(below)
         path.rmdir()
-
-
-def _sidecar(found: StoreObject) -> dict[str, Any]:
-    return {
-        "version": SIDECAR_VERSION,
-        "name": found.name,
-        "hash": found.hash,
-        "size": found.size,
-        "refs": list(found.refs),
-        "files": [entry.as_json() for entry in found.files],
-        "sealed_at": found.sealed_at,
-    }
 
 
 def _realisation_from(path: Path) -> Realisation:
@@ -910,7 +919,7 @@ def _older_than_a_moment(folder: Path) -> bool:
         return False
 
 
-def _take(blob: Path, size: int, target: Path) -> bool:
+def take_blob(blob: Path, size: int, target: Path) -> bool:
     """Link a blob to a new path; False when it is not there or not whole."""
     try:
         if blob.stat().st_size != size:
@@ -937,7 +946,8 @@ def _stamp(path: Path) -> None:
         os.utime(path, EPOCH)
 
 
-def _fsync(path: Path) -> None:
+def fsync_path(path: Path) -> None:
+    """Flush a file or a folder to the disk."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
@@ -957,4 +967,4 @@ def _write_file(path: Path, data: bytes) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    _fsync(path.parent)
+    fsync_path(path.parent)
