@@ -184,7 +184,7 @@ def _progress(step: BuildStep) -> str:
     if not total:
         return ""
     filled = round(BAR_WIDTH * min(1.0, done / total))
-    bar = f"[cyan]{'━' * filled}[/][dim]{'━' * (BAR_WIDTH - filled)}[/]"
+    bar = f"[cyan]{'━' * filled}[/][dim]{'─' * (BAR_WIDTH - filled)}[/]"
     if unit in {"B", "bytes"}:
         return f"{bar} {bytes_text(done)} of {bytes_text(total)}"
     return f"{bar} {done} of {total} {escape(unit)}"

@@ -33,6 +33,7 @@ SECTIONS: dict[str, tuple[Variable, ...]] = {
     "The panel": (
         Variable("PUBLIC_ORIGIN", "where people find the panel: `https://mm.example.org`", ""),
         Variable("MM_ALLOWED_HOSTS", "host names that the panel answers to, with commas", "`*`"),
+        Variable("MM_LOG_LEVEL", "how much is logged: DEBUG, INFO, WARNING", "INFO"),
         Variable(
             "MM_DEBUG",
             "1 = Django's debug pages; never where others can reach it",
