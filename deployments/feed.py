@@ -12,10 +12,10 @@ import hashlib
 import json
 import logging
 import os
+import re
 import tempfile
 import time
 from contextlib import suppress
-from dataclasses import replace
 from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
@@ -26,7 +26,6 @@ from django.db import transaction
 from django.utils import timezone
 
 from deployments.models import ClientKey, Deployment, Publication, Replica, ReplicaState
-from mmadmin.core.errors import InvalidInput
 from mmadmin.core.home import Home
 from mmadmin.core.snapshot import (
     NUDGE_CHANNEL,
@@ -36,7 +35,6 @@ from mmadmin.core.snapshot import (
     Route,
     RouteMode,
     Snapshot,
-    snapshot_from_json,
     snapshot_to_json,
 )
 
@@ -44,6 +42,17 @@ log = logging.getLogger(__name__)
 
 EVENTS_CHANNEL = "mm:events"
 REDIS_TIMEOUT_S = 2.0
+
+LIMITS = ("rpm", "tpm", "concurrency", "tokens_per_day", "tokens_per_month")
+KEY_FIELDS = (
+    "key_id",
+    "digest",
+    "revoked_at",
+    "suspended_at",
+    "expires_at",
+    "deployments",
+    "endpoints",
+)
 
 SET_IF_NEWER = """
 local now = redis.call('GET', KEYS[2])
@@ -88,8 +97,8 @@ def announce(
         client().publish(EVENTS_CHANNEL, json.dumps(event))
 
 
-def current_snapshot(version: int = 0) -> Snapshot:
-    """The records as the gate must see them now."""
+def current_snapshot() -> Snapshot:
+    """The records as the gate must see them now; its version is 0."""
     now = timezone.now()
     replicas: dict[int, list[ReplicaRoute]] = {}
     contexts: dict[int, int] = {}
@@ -117,22 +126,20 @@ def current_snapshot(version: int = 0) -> Snapshot:
             context_per_slot=contexts.get(live.pk, 0) if live else 0,
         )
     keys = {
-        key.key_id: KeyRecord(
-            key_id=key.key_id,
-            digest=key.digest,
-            state="revoked" if key.revoked_at else "suspended" if key.suspended_at else "active",
-            expires_at=_unix(key.expires_at),
-            deployments=tuple(key.deployments),
-            endpoints=tuple(key.endpoints),
-            rpm=key.rpm,
-            tpm=key.tpm,
-            concurrency=key.concurrency,
-            tokens_per_day=key.tokens_per_day,
-            tokens_per_month=key.tokens_per_month,
+        row["key_id"]: KeyRecord(
+            key_id=row["key_id"],
+            digest=row["digest"],
+            state=(
+                "revoked" if row["revoked_at"] else "suspended" if row["suspended_at"] else "active"
+            ),
+            expires_at=_unix(row["expires_at"]),
+            deployments=row["deployments"],
+            endpoints=row["endpoints"],
+            **{limit: row[limit] for limit in LIMITS},
         )
-        for key in ClientKey.objects.all()
+        for row in ClientKey.objects.values(*KEY_FIELDS, *LIMITS)
     }
-    return Snapshot(version=version, routes=routes, keys=keys)
+    return Snapshot(version=0, routes=routes, keys=keys)
 
 
 def _unix(moment: datetime | None) -> int:
@@ -155,15 +162,14 @@ def publish_snapshot(*, force: bool = True) -> int:
     with transaction.atomic():
         row, _ = Publication.objects.get_or_create(pk=1)
         row = Publication.objects.select_for_update().get(pk=1)
-        snapshot = current_snapshot()
-        digest = hashlib.sha256(snapshot_to_json(snapshot).encode()).hexdigest()
+        text = snapshot_to_json(current_snapshot())
+        digest = hashlib.sha256(text.encode()).hexdigest()
         same = digest == row.digest
         if not same or force:
             row.version = max(row.version + 1, time.time_ns() // 1_000_000)
             row.digest = digest
             row.save()
-        snapshot = replace(snapshot, version=row.version)
-    text = snapshot_to_json(snapshot)
+    text = text.replace('"version":0', f'"version":{row.version}', 1)
     if not same or force or _redis_version() != row.version:
         _to_redis(text, row.version)
     _to_file(settings.HOME, text, row.version)
@@ -205,7 +211,10 @@ def _to_file(home: Home, text: str, version: int) -> None:
 
 
 def _file_version(path: Path) -> int:
+    """The version stands at the head, so that a large file need not be read."""
     try:
-        return snapshot_from_json(path.read_bytes()).version
-    except (OSError, InvalidInput):
+        with path.open("rb") as file:
+            found = re.match(rb'\{"version":(\d+)', file.read(64))
+    except OSError:
         return -1
+    return int(found[1]) if found else -1

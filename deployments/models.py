@@ -117,6 +117,12 @@ class Generation(models.Model):
     probe_report = models.JSONField(null=True, blank=True)
     host_facts = models.JSONField(null=True, blank=True)
     """The host's facts when it was built."""
+    command = models.JSONField(null=True, blank=True)
+    """The engine's argv in a seat that says nothing (port 0), for comparing generations."""
+    template = models.TextField(null=True, blank=True)  # noqa: DJ001 (null = not known)
+    """The chat template's text."""
+    size_bytes = models.BigIntegerField(default=0)
+    """Of its closure: every object that it needs at run time."""
     created_at = models.DateTimeField(default=timezone.now, editable=False)
     changed_at = models.DateTimeField(default=timezone.now)
     built_at = models.DateTimeField(null=True, blank=True)

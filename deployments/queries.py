@@ -36,6 +36,8 @@ from deployments.models import (
     User,
     UserToken,
 )
+from mmadmin.core.diff import DiffRow, Side
+from mmadmin.core.diff import diff as core_diff
 from mmadmin.core.errors import InvalidInput, NotFound, Refused
 from mmadmin.core.lifecycle import GenerationState, JobState
 
@@ -57,16 +59,6 @@ class Page(Generic[T]):
     pages: int
     total: int
     per_page: int
-
-
-@dataclass(frozen=True, slots=True)
-class DiffRow:
-    """One difference between two generations."""
-
-    section: str
-    field: str
-    before: str | None
-    after: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -377,8 +369,19 @@ def diff(actor: User, name: str, a: int, b: int) -> list[DiffRow]:
 
 
 def differences(before: Generation, after: Generation) -> list[DiffRow]:
-    """What differs between two generations."""
-    return []
+    """What differs between two generations, as far as it was recorded."""
+    return core_diff(_side(before), _side(after))
+
+
+def _side(generation: Generation) -> Side:
+    return Side(
+        spec_toml=generation.spec_toml,
+        lock=generation.lock,
+        graph=generation.graph,
+        argv=generation.command,
+        template=generation.template,
+        probes=generation.probe_report,
+    )
 
 
 # --- builds and activations ------------------------------------------------------------------

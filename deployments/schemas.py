@@ -24,6 +24,7 @@ from deployments.models import (
     User,
     UserToken,
 )
+from mmadmin.core.diff import DiffRow
 
 T = TypeVar("T")
 
@@ -74,6 +75,7 @@ class GenerationOut(Schema):
     reason: str
     mark: str
     pinned: bool
+    size_bytes: int
     created_at: datetime
     built_at: datetime | None
     changed_at: datetime
@@ -93,6 +95,7 @@ class GenerationOut(Schema):
             reason=row.reason,
             mark=row.mark,
             pinned=row.pinned,
+            size_bytes=row.size_bytes,
             created_at=row.created_at,
             built_at=row.built_at,
             changed_at=row.changed_at,
@@ -129,7 +132,7 @@ class DiffRowOut(Schema):
     after: str | None
 
     @classmethod
-    def of(cls, row: queries.DiffRow) -> DiffRowOut:
+    def of(cls, row: DiffRow) -> DiffRowOut:
         """A row of a diff."""
         return cls(section=row.section, field=row.field, before=row.before, after=row.after)
 

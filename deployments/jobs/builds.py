@@ -8,6 +8,7 @@ Effects on the machine go through `Hands`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -41,6 +42,18 @@ STATE_OF_ACTION = {"cached": StepState.CACHED}
 NOT_NEEDED = "not needed: its inputs came out as before"
 
 
+@dataclass(frozen=True, slots=True)
+class Description:
+    """What is recorded of a system once it is built."""
+
+    command: Sequence[str]
+    """The engine's argv, in a seat with port 0."""
+    template: str | None
+    """The chat template's text; None = it is not known."""
+    size_bytes: int
+    """Of the closure."""
+
+
 class Hands(Protocol):
     """What a build does to the machine."""
 
@@ -62,6 +75,10 @@ class Hands(Protocol):
 
     def recipe(self, kind: str) -> Recipe:
         """The recipe of a kind (`core.catalog`)."""
+        ...
+
+    def describe(self, system: str) -> Description:
+        """What a built system is, for the record."""
         ...
 
     def toolbox(
@@ -112,7 +129,7 @@ def run(recorder: Recorder[Build], hands: Hands) -> None:
     if generation is not None:
         recorder.phase("building")
         system = _realise(recorder, hands, goal, store, generation)
-        _finish(recorder, generation, system)
+        _finish(recorder, generation, system, hands.describe(system))
 
 
 def _lock(recorder: Recorder[Build], hands: Hands, spec: Spec) -> Lock:
@@ -285,7 +302,9 @@ class StepRecorder:
             )
 
 
-def _finish(recorder: Recorder[Build], generation: Generation, system: str) -> None:
+def _finish(
+    recorder: Recorder[Build], generation: Generation, system: str, described: Description
+) -> None:
     """The generation is built; it goes live when that was asked for."""
     build = recorder.job
     recorder.flush()
@@ -298,6 +317,9 @@ def _finish(recorder: Recorder[Build], generation: Generation, system: str) -> N
             GenerationState.BUILT,
             actor_id=build.actor_id,
             system=system,
+            command=list(described.command),
+            template=described.template,
+            size_bytes=described.size_bytes,
             built_at=timezone.now(),
         )
         if build.activate_after:

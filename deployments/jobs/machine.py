@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 import psutil
 from django.conf import settings
 
+from deployments.jobs.builds import Description
 from deployments.models import Generation, Replica
 from mmadmin.core import catalog
 from mmadmin.core.access import engine_secret
@@ -64,6 +65,18 @@ class Machine:
     def recipe(self, kind: str) -> Recipe:
         """The recipe of a kind."""
         return catalog.recipe(kind)
+
+    def describe(self, system: str) -> Description:
+        """What a built system is, for the record."""
+        store = self.store()
+        found = read_system(store.object_path(system))
+        launch = catalog.engine(found.engine_kind).launch(found, Seat(host="127.0.0.1", port=0))
+        sizes = [store.object(name) for name in store.closure(system)]
+        return Description(
+            command=launch.argv,
+            template=found.template.read_text(encoding="utf-8") if found.template else None,
+            size_bytes=sum(part.size for part in sizes if part is not None),
+        )
 
     def toolbox(
         self,

@@ -146,7 +146,10 @@ def snapshot_to_json(snapshot: Snapshot) -> str:
             "version": snapshot.version,
             "format": snapshot.format,
             "routes": {name: asdict(route) for name, route in snapshot.routes.items()},
-            "keys": {key_id: asdict(key) for key_id, key in snapshot.keys.items()},
+            "keys": {
+                key_id: {name: getattr(key, name) for name in KeyRecord.__dataclass_fields__}
+                for key_id, key in snapshot.keys.items()
+            },
         },
         separators=(",", ":"),
         ensure_ascii=False,

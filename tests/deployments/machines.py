@@ -15,6 +15,7 @@ from typing import Any
 
 from django.conf import settings
 
+from deployments.jobs.builds import Description
 from deployments.models import Generation, Replica
 from mmadmin.core.builder import StepTools
 from mmadmin.core.derivation import Derivation
@@ -161,6 +162,9 @@ class ToyMachine:
 
     def recipe(self, kind: str) -> Recipe:
         return ToyRecipe(kind)  # type: ignore[return-value]
+
+    def describe(self, system: str) -> Description:
+        return Description(["engine", system], "{{ messages }}", 42)
 
     def toolbox(self, staging: Staging, log: Any, progress: Any, cancelled: Any) -> StepTools:
         return ToyTools(staging, log, progress, cancelled)  # type: ignore[return-value]

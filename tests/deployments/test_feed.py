@@ -1,0 +1,152 @@
+"""What the gate is told: complete, in order, at once, and without the broker too."""
+
+from __future__ import annotations
+
+import json
+import stat
+import threading
+from datetime import timedelta
+
+import pytest
+from django.db import connections
+from django.utils import timezone
+
+from deployments import actions, feed
+from deployments.models import ClientKey, Deployment, Generation, Host, Replica
+from mmadmin.core.access import key_matches
+from mmadmin.core.snapshot import NUDGE_CHANNEL, SNAPSHOT_KEY, Snapshot, snapshot_from_json
+from tests.deployments.conftest import People
+
+pytestmark = [
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.database,
+    pytest.mark.usefixtures("toy_machine"),
+]
+
+
+def in_redis(broker) -> Snapshot:
+    """The snapshot that a gate elsewhere reads."""
+    return snapshot_from_json(broker.get(SNAPSHOT_KEY))
+
+
+def in_file(settings) -> Snapshot:
+    """The snapshot that the gate on this machine reads."""
+    return snapshot_from_json((settings.HOME.gate / "snapshot.json").read_bytes())
+
+
+def serving(people: People, host: Host) -> Deployment:
+    """A deployment with a live generation that has an engine."""
+    deployment = Deployment.objects.create(name="smol", public_name="smol-chat", host=host)
+    generation = Generation.objects.create(
+        deployment=deployment, number=3, author=people.bob, spec_toml="", state="live"
+    )
+    Replica.objects.create(
+        uid="u1", generation=generation, host=host, port=21007, state="ready", slots=2
+    )
+    deployment.live = generation
+    deployment.save()
+    return deployment
+
+
+def test_a_key_reaches_the_gate_at_once(people: People, broker, settings) -> None:
+    """Issued, suspended, revoked: each change is in value, nudge and file when the action ends."""
+    nudges = broker.pubsub()
+    nudges.subscribe(NUDGE_CHANNEL)
+    nudges.get_message(timeout=1)
+    key, text = actions.issue_key(people.alice, owner="x", rpm=7)
+    for snapshot in (in_redis(broker), in_file(settings)):
+        record = snapshot.keys[key.key_id]
+        assert (record.state, record.rpm) == ("active", 7)
+        assert key_matches(text, record.digest, settings.KEY_PEPPER)
+    assert int(nudges.get_message(timeout=1)["data"]) == in_redis(broker).version
+    actions.suspend_key(people.alice, key.key_id, on=True)
+    assert in_redis(broker).keys[key.key_id].state == "suspended"
+    actions.revoke_key(people.alice, key.key_id)
+    assert in_file(settings).keys[key.key_id].state == "revoked"
+    nudges.close()
+
+
+def test_no_key_text_anywhere(people: People, broker, settings) -> None:
+    """Neither rows nor snapshot nor file hold a key's text."""
+    _, text = actions.issue_key(people.alice, owner="x")
+    assert text.encode() not in broker.get(SNAPSHOT_KEY)
+    assert text not in (settings.HOME.gate / "snapshot.json").read_text()
+    assert text not in json.dumps(list(ClientKey.objects.values()), default=str)
+
+
+def test_routes(people: People, host: Host, broker) -> None:
+    """Open with the live generation's engines, hold while a swap lasts, else closed."""
+    deployment = serving(people, host)
+    Deployment.objects.create(name="idle", public_name="idle", host=host)
+    feed.publish_snapshot()
+    routes = in_redis(broker).routes
+    assert set(routes) == {"smol-chat", "idle"}
+    route = routes["smol-chat"]
+    assert (route.mode, route.generation, route.generation_uid) == ("open", 3, "smol/3")
+    assert [(r.uid, r.url, r.slots) for r in route.replicas] == [
+        ("u1", "http://127.0.0.1:21007", 2)
+    ]
+    assert (routes["idle"].mode, routes["idle"].generation) == ("closed", None)
+    deployment.hold_until = timezone.now() + timedelta(seconds=60)
+    deployment.save()
+    feed.publish_snapshot()
+    held = in_redis(broker).routes["smol-chat"]
+    assert held.mode == "hold"
+    assert held.hold_until == int(deployment.hold_until.timestamp())
+    deployment.archived_at = timezone.now()
+    deployment.save()
+    feed.publish_snapshot()
+    assert "smol-chat" not in in_redis(broker).routes
+
+
+def test_without_the_broker(people: People, settings) -> None:
+    """The file is written all the same; the timer brings the broker up to date."""
+    key, _ = actions.issue_key(people.alice, owner="x")
+    path = settings.HOME.gate / "snapshot.json"
+    assert in_file(settings).keys[key.key_id].state == "active"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_the_timer_mends_and_writes_nothing_for_nothing(people: People, broker, settings) -> None:
+    """Same content: same version; a broker or file that lost it gets it again."""
+    version = feed.publish_snapshot()
+    assert feed.publish_snapshot(force=False) == version
+    broker.flushall()
+    assert feed.publish_snapshot(force=False) == version
+    assert in_redis(broker).version == version
+    (settings.HOME.gate / "snapshot.json").unlink()
+    feed.publish_snapshot(force=False)
+    assert in_file(settings).version == version
+
+
+def test_an_older_snapshot_never_wins(people: People, broker, settings) -> None:
+    """Publishers at the same moment: versions are unique, and the newest one stays."""
+    versions: list[int] = []
+
+    def publish() -> None:
+        try:
+            versions.append(feed.publish_snapshot())
+        finally:
+            connections.close_all()
+
+    threads = [threading.Thread(target=publish) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(versions)) == 8
+    assert in_redis(broker).version == max(versions) == in_file(settings).version
+    feed._to_redis("{}", min(versions))
+    assert in_redis(broker).version == max(versions)
+
+
+def test_ten_thousand_keys(people: People, broker, settings) -> None:
+    """A revocation among ten thousand keys is published without a long wait."""
+    ClientKey.objects.bulk_create(
+        [ClientKey(key_id=f"k{n:09}", digest="0" * 64, owner="x") for n in range(10_000)]
+    )
+    began = timezone.now()
+    actions.revoke_key(people.alice, "k000000042")
+    took_s = (timezone.now() - began).total_seconds()
+    assert in_redis(broker).keys["k000000042"].state == "revoked"
+    assert took_s < 5, "measured 0.3 s on a quiet machine"
