@@ -11,7 +11,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Timer
@@ -30,6 +30,8 @@ STOP_WAIT_S = 15
 RELEASE_S = 60.0
 """What the driver may take to give a dead process's memory back."""
 POLL_S = 0.1
+LAUNCH_POLL_S = 0.02
+LAUNCHER = "mmadmin.host.launch"
 PROJECT = Path(__file__).resolve().parent.parent.parent
 
 
@@ -138,7 +140,7 @@ def program_spec(
         startsecs = min(max(launch.load_deadline_s // 10, 5), 3600)
     return ProgramSpec(
         name=uid,
-        argv=[sys.executable, "-m", "mmadmin.host.launch", str(launch_file(home, uid))],
+        argv=[sys.executable, "-m", LAUNCHER, str(launch_file(home, uid))],
         cwd=PROJECT,
         log=log_path(home, uid),
         startsecs=startsecs,
@@ -165,21 +167,31 @@ def write_launch_file(path: Path, launch: LaunchSpec, secret: str) -> None:
     scratch.replace(path)
 
 
+def has_become_engine(argv: Sequence[str]) -> bool:
+    """False for the command of a program that is still supervisord's child or our launcher."""
+    return LAUNCHER not in argv and "supervisor.supervisord" not in argv
+
+
 def wait_for_process(home: Home, uid: str, *, timeout_s: float = 20.0) -> EngineProcess:
-    """The engine's process as soon as the supervisor has made it."""
+    """The engine's process as soon as the launcher has become it.
+
+    Raises `ProbeFailed` with the log's last lines when it ends instead.
+    """
     supervisor = Supervisor(home)
     give_up = time.monotonic() + timeout_s
     while time.monotonic() < give_up:
         found = supervisor.program(uid)
         if found and found.pid:
             try:
-                started = psutil.Process(found.pid).create_time()
+                running = psutil.Process(found.pid)
+                started, argv = running.create_time(), running.cmdline()
             except psutil.NoSuchProcess:
                 continue
-            return EngineProcess(uid, found.pid, started, log_path(home, uid))
+            if argv and has_become_engine(argv):
+                return EngineProcess(uid, found.pid, started, log_path(home, uid))
         if found and found.state in ("FATAL", "EXITED"):
             break
-        time.sleep(POLL_S)
+        time.sleep(LAUNCH_POLL_S)
     raise ProbeFailed(
         "the engine did not start",
         remedy=f"read {log_path(home, uid)}",

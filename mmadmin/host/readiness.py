@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
@@ -94,15 +94,20 @@ class EngineClient:
         """POST JSON with the right secret."""
         return self._http.post(path, json=body, headers=self._right, timeout=timeout_s)
 
-    def stream(self, path: str, body: Mapping[str, Any], *, timeout_s: float) -> list[str]:
-        """POST JSON and read the answer's lines to the end. Raises `httpx.HTTPStatusError`."""
+    def lines(self, path: str, body: Mapping[str, Any], *, timeout_s: float) -> Iterator[str]:
+        """POST JSON and read the answer's lines as they come; `timeout_s` is for the whole.
+
+        Raises `httpx.HTTPStatusError` for a refusal and `httpx.ReadTimeout` at the deadline.
+        """
+        give_up = time.monotonic() + timeout_s
         with self._http.stream(
             "POST", path, json=body, headers=self._right, timeout=timeout_s
         ) as answer:
-            if answer.is_error:
-                answer.read()
             answer.raise_for_status()
-            return list(answer.iter_lines())
+            for line in answer.iter_lines():
+                yield line
+                if time.monotonic() > give_up:
+                    raise httpx.ReadTimeout("the stream takes too long", request=answer.request)
 
     def _headers(self, *, wrong: bool) -> dict[str, str]:
         if wrong:

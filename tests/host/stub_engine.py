@@ -68,14 +68,60 @@ class Handler(BaseHTTPRequestHandler):
         return self.answer(404, {})
 
     def do_POST(self) -> None:
-        """Completions, or silence."""
-        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        """Completions, chats and template renderings, or silence."""
+        plan = self.plan
+        body = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))))
         if not self.allowed():
             return self.answer(401, {})
-        if self.plan.get("hang"):
+        if plan.get("hang"):
             time.sleep(3600)
-        text = "" if self.plan.get("empty") else " east."
-        return self.answer(self.plan.get("status", 200), {"choices": [{"text": text}]})
+        if self.path == "/apply-template":
+            return self.template(body)
+        if self.path == "/v1/chat/completions":
+            return self.answer(200, {"choices": [{"message": self.message(body)}]})
+        if body.get("stream"):
+            return self.stream()
+        text = "" if plan.get("empty") else " east."
+        timings = {"predicted_per_second": plan.get("speed", 100.5), "prompt_per_second": 1000}
+        data = {"choices": [{"text": text}], "timings": timings}
+        return self.answer(plan.get("status", 200), data)
+
+    def template(self, body: dict) -> None:
+        """The last user's text, or a refusal as the real server words it."""
+        effort = body.get("reasoning_effort")
+        if effort not in (None, "none", "high") and self.plan.get("strict"):
+            message = 'Jinja Exception: reasoning_effort must be either "none" or "high"'
+            return self.answer(500, {"error": {"code": 500, "message": message}})
+        if body.get("tools") and self.plan.get("broken_tools"):
+            return self.answer(200, {"prompt": "{{- tools }} " + json.dumps(body["messages"])})
+        return self.answer(200, {"prompt": json.dumps(body["messages"])})
+
+    def message(self, body: dict) -> dict:
+        """A tool call where tools are given, else an answer with its reasoning."""
+        if body.get("tools"):
+            function = {"name": "multiply", "arguments": self.plan.get("arguments", "{}")}
+            return {"content": None, "tool_calls": [{"function": function}]}
+        if self.plan.get("leaks"):
+            return {"content": "<think>hm</think>391"}
+        return {"content": "391", "reasoning_content": "17 * 23"}
+
+    def stream(self) -> None:
+        """Four pieces, usage and the end, each part as the plan has it."""
+        pieces = [{"choices": [{"text": "a"}]}] * self.plan.get("pieces", 4)
+        usage = (
+            []
+            if self.plan.get("no_usage")
+            else [{"choices": [], "usage": {"completion_tokens": 4}}]
+        )
+        lines = [f"data: {json.dumps(chunk)}" for chunk in [*pieces, *usage]]
+        if not self.plan.get("no_done"):
+            lines.append("data: [DONE]")
+        data = ("\n\n".join([": ping", *lines]) + "\n\n").encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
 
 
 def say(line: str) -> None:

@@ -1,0 +1,313 @@
+"""Probes of a ready engine: streaming, template matrix, tool calls, reasoning, speed; liveness.
+
+`wait_ready` proves that the engine is the right one; these rows show what it can do. Each row has
+a deadline of its own, no row stops the others, and the report says of each what was seen. A row
+that the deployment file requires and that does not pass refuses the generation. The engine's own
+`/apply-template` is asked for the template rows: it is the authority on what clients will get.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import httpx
+
+from mmadmin.core.engine import LaunchSpec
+from mmadmin.core.errors import ProbeFailed, Unreachable
+from mmadmin.core.probes import ALWAYS_REQUIRED, PROBE_ROWS, TEMPLATE_PREFIX, ProbeReport, ProbeRow
+from mmadmin.core.templates import conversations, problem_of
+from mmadmin.host.readiness import EngineClient, Ready, tiny_completion
+
+TEMPLATE_S = 20.0
+STREAM_S = 120.0
+CHAT_S = 300.0
+LIVENESS_S = 60.0
+STREAM_TOKENS = 16
+SPEED_TOKENS = 32
+TOOL_TOKENS = 256
+REASONING_TOKENS = 512
+MILLI = 1000
+PERCENT = 100
+_OK = 200
+_THINKING_MARKS = ("<think>", "[THINK]", "<|channel|>analysis")
+"""How reasoning looks when it was not taken out of the text."""
+_TOOL: Mapping[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "multiply",
+        "description": "Multiply whole numbers.",
+        "parameters": {
+            "type": "object",
+            "properties": {"numbers": {"type": "array", "items": {"type": "integer"}}},
+            "required": ["numbers"],
+        },
+    },
+}
+
+
+class _Skip(Exception):
+    """The row does not apply to this engine; the text says why."""
+
+
+class _Fail(Exception):
+    """The row did not pass; the text says what was seen."""
+
+
+def _go_on() -> None:
+    return
+
+
+def _silent(_line: str) -> None:
+    return
+
+
+@dataclass(slots=True)
+class _Session:
+    """One engine under questions."""
+
+    client: EngineClient
+    launch: LaunchSpec
+    required: frozenset[str]
+    floor_milli: int
+    measured: dict[str, int] = field(default_factory=dict)
+
+    def chats(self) -> None:
+        """Skip what needs a chat when the engine has none."""
+        if self.launch.probe.task != "completion":
+            raise _Skip(f"the engine serves {self.launch.probe.task}")
+
+    def post(self, path: str, body: Mapping[str, Any], timeout_s: float) -> Any:
+        """The answer's JSON; a refusal is a failed row with the engine's own words."""
+        answer = self.client.post(path, body, timeout_s=timeout_s)
+        if answer.status_code != _OK:
+            raise _Fail(_refusal(answer))
+        return answer.json()
+
+
+def run_probes(
+    launch: LaunchSpec,
+    secret: str,
+    ready: Ready,
+    *,
+    required: Collection[str] = (),
+    slowest_milli: int = 0,
+    on_progress: Callable[[str], None] = _silent,
+    check: Callable[[], None] = _go_on,
+) -> ProbeReport:
+    """Ask every row and report. Blocking, may be called again; leaves nothing in the engine.
+
+    `required` are row names that must pass besides the four that `wait_ready` has proved;
+    `slowest_milli` is the generation speed (thousandths of a token a second) that the `speed` row
+    asks for, 0 = any. `check` is called before each row and may raise to end it.
+    """
+    with EngineClient(launch, secret) as client:
+        session = _Session(client, launch, frozenset(required), slowest_milli)
+        rows = _proved(ready)
+        for name in PROBE_ROWS:
+            if name in ALWAYS_REQUIRED:
+                continue
+            check()
+            row = _ask(session, name)
+            rows.append(row)
+            if row.state == "failed":
+                on_progress(f"{name}: {row.words}")
+    session.measured["load_ms"] = ready.ready_after_s * MILLI
+    return ProbeReport(tuple(rows), session.measured, ready.as_json())
+
+
+def require(report: ProbeReport) -> None:
+    """Raise `ProbeFailed` when a required row did not pass; the report is in its details."""
+    if not report.refused:
+        return
+    words = "; ".join(f"{row.name}: {row.words}" for row in report.refused)
+    raise ProbeFailed(
+        f"the engine failed what its deployment file requires: {words}",
+        remedy="change the template, the options or the engine, or require less",
+        probe=report.refused[0].name,
+        report=report.as_json(),
+    )
+
+
+def floor_of(percent: int, parent: Mapping[str, Any] | None) -> int:
+    """The slowest allowed speed (thousandths of a token a second) after a parent's report."""
+    measured = (parent or {}).get("measured") or {}
+    speed = int(measured.get("generation_tokens_per_s_milli") or 0)
+    return speed * percent // PERCENT
+
+
+def liveness(launch: LaunchSpec, secret: str, *, timeout_s: float = LIVENESS_S) -> None:
+    """One tiny completion with a deadline. Raises `Unreachable`: healthy is not alive."""
+    with EngineClient(launch, secret) as client:
+        try:
+            tiny_completion(client, launch, timeout_s=timeout_s)
+        except httpx.HTTPError as error:
+            raise Unreachable(
+                f"the engine does not answer: {error or type(error).__name__}",
+                remedy="restart it",
+            ) from error
+
+
+def _proved(ready: Ready) -> list[ProbeRow]:
+    words = {
+        "identity": f"process {ready.pid} serves {ready.alias}",
+        "secret": "a wrong secret gets 401",
+        "context": f"{ready.slots} slots of {ready.context_per_slot} tokens",
+        "completion": f"it said {ready.completion!r}",
+    }
+    return [ProbeRow(name, "passed", words[name], required=True) for name in ALWAYS_REQUIRED]
+
+
+def _ask(session: _Session, name: str) -> ProbeRow:
+    """One row; whatever goes wrong in it is its answer."""
+    began = time.monotonic()
+    state: Literal["passed", "failed", "skipped"] = "passed"
+    try:
+        if name.startswith(TEMPLATE_PREFIX):
+            words = _template(session, name.removeprefix(TEMPLATE_PREFIX))
+        else:
+            words = _ROWS[name](session)
+    except _Skip as skip:
+        state, words = "skipped", str(skip)
+    except _Fail as fail:
+        state, words = "failed", str(fail)
+    except httpx.TimeoutException:
+        state, words = "failed", "it did not answer in time"
+    except httpx.HTTPError as error:
+        state, words = "failed", f"it stopped answering ({error or type(error).__name__})"
+    except (ValueError, KeyError, IndexError, TypeError) as error:
+        state, words = "failed", f"its answer has another form ({type(error).__name__}: {error})"
+    ms = int((time.monotonic() - began) * MILLI)
+    return ProbeRow(name, state, words, required=name in session.required, ms=ms)
+
+
+def _template(session: _Session, row: str) -> str:
+    session.chats()
+    if row == "image" and "--mmproj" not in session.launch.argv:
+        raise _Skip("the engine has no projector")
+    answer = session.post("/apply-template", conversations()[row], TEMPLATE_S)
+    prompt = str(answer["prompt"])
+    problem = problem_of(row, prompt)
+    if problem:
+        raise _Fail(problem)
+    return f"{len(prompt)} characters"
+
+
+def _stream(session: _Session) -> str:
+    session.chats()
+    body = {
+        "prompt": "Once upon a time",
+        "max_tokens": STREAM_TOKENS,
+        "temperature": 0,
+        "ignore_eos": True,
+        "cache_prompt": False,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    began = time.monotonic()
+    pieces, usage, ended = 0, 0, False
+    for line in session.client.lines("/v1/completions", body, timeout_s=STREAM_S):
+        data = line.removeprefix("data:").strip()
+        if not line.startswith("data:"):
+            continue
+        if data == "[DONE]":
+            ended = True
+            continue
+        chunk = json.loads(data)
+        usage = max(usage, int((chunk.get("usage") or {}).get("completion_tokens", 0)))
+        if any(choice.get("text") for choice in chunk.get("choices", [])):
+            if not pieces:
+                session.measured["ttft_ms"] = int((time.monotonic() - began) * MILLI)
+            pieces += 1
+    if pieces < 2:  # noqa: PLR2004 (one piece is no stream)
+        raise _Fail(f"{STREAM_TOKENS} tokens came in {pieces} pieces")
+    if not ended:
+        raise _Fail("the stream ended without [DONE]")
+    if not usage:
+        raise _Fail("the stream told no usage")
+    return f"{usage} tokens in {pieces} pieces"
+
+
+def _reasoning(session: _Session) -> str:
+    session.chats()
+    argv = session.launch.argv
+    wanted = "reasoning" in session.required
+    if not wanted and "--reasoning" not in argv and "--reasoning-format" not in argv:
+        raise _Skip("reasoning is left to the template")
+    body = {
+        "messages": [{"role": "user", "content": "What is 17 * 23?"}],
+        "max_tokens": REASONING_TOKENS,
+    }
+    message = session.post("/v1/chat/completions", body, CHAT_S)["choices"][0]["message"]
+    thought, text = message.get("reasoning_content") or "", message.get("content") or ""
+    mark = next((mark for mark in _THINKING_MARKS if mark in text), None)
+    if mark:
+        raise _Fail(f"the answer's text holds {mark}")
+    if thought:
+        return f"{len(thought)} characters of reasoning in their own field"
+    if wanted:
+        raise _Fail("no reasoning came")
+    raise _Skip("the model did not reason about a small question")
+
+
+def _tool_call(session: _Session) -> str:
+    session.chats()
+    if "--no-jinja" in session.launch.argv:
+        raise _Skip("tools need Jinja, which is off")
+    body = {
+        "messages": [{"role": "user", "content": "What is 17 * 23? Use the tool."}],
+        "tools": [_TOOL],
+        "tool_choice": "required",
+        "temperature": 0,
+        "max_tokens": TOOL_TOKENS,
+    }
+    message = session.post("/v1/chat/completions", body, CHAT_S)["choices"][0]["message"]
+    calls = message.get("tool_calls") or []
+    if not calls:
+        raise _Fail("no tool call came")
+    function = calls[0]["function"]
+    if function["name"] != "multiply":
+        raise _Fail(f"the call names {function['name']}")
+    if not isinstance(json.loads(function["arguments"]), dict):
+        raise _Fail("the call's arguments are no JSON object")
+    return f"{function['name']}({function['arguments']})"
+
+
+def _speed(session: _Session) -> str:
+    session.chats()
+    body = {
+        "prompt": "The history of the printing press begins " * 8,
+        "max_tokens": SPEED_TOKENS,
+        "temperature": 0,
+        "ignore_eos": True,
+        "cache_prompt": False,
+    }
+    timings = session.post("/v1/completions", body, CHAT_S)["timings"]
+    generation = int(timings["predicted_per_second"] * MILLI)
+    prompt = int(timings["prompt_per_second"] * MILLI)
+    session.measured["generation_tokens_per_s_milli"] = generation
+    session.measured["prompt_tokens_per_s_milli"] = prompt
+    words = f"{generation / MILLI:.1f} tokens a second, prompt {prompt / MILLI:.1f}"
+    if generation < session.floor_milli:
+        raise _Fail(f"{words}; the floor is {session.floor_milli / MILLI:.1f}")
+    return words
+
+
+_ROWS: Mapping[str, Callable[[_Session], str]] = {
+    "stream": _stream,
+    "reasoning": _reasoning,
+    "tool-call": _tool_call,
+    "speed": _speed,
+}
+
+
+def _refusal(answer: httpx.Response) -> str:
+    """The engine's own words for a refusal."""
+    try:
+        message = str(answer.json()["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        message = answer.text
+    return f"{answer.status_code}: {message.strip()[:500]}"

@@ -1,0 +1,188 @@
+"""Probe rows against a stub engine: what each one sees, and what refuses a generation."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+
+from mmadmin.core.engine import LaunchSpec
+from mmadmin.core.errors import Cancelled, ProbeFailed, Unreachable
+from mmadmin.core.probes import ALWAYS_REQUIRED, PROBE_ROWS, ProbeReport
+from mmadmin.core.templates import conversations
+from mmadmin.host import probe
+from mmadmin.host.probe import floor_of, liveness, require, run_probes
+from mmadmin.host.readiness import Ready
+from tests.host.test_engine_process import SECRET, port, stub
+
+__all__ = ["port"]
+READY = Ready(
+    pid=1,
+    started=1.5,
+    ready_after_s=3,
+    alias="model",
+    model_path="/m.gguf",
+    context_per_slot=4096,
+    slots=2,
+    completion=" east.",
+)
+Start = Callable[..., LaunchSpec]
+
+
+@pytest.fixture
+def engine(port: int) -> Iterator[Start]:
+    """Starts a stub engine without a supervisor; it ends with the test."""
+    running: list[subprocess.Popen[bytes]] = []
+
+    def start(**plan) -> LaunchSpec:
+        made = stub(port, **plan)
+        env = {**os.environ, "LLAMA_API_KEY": SECRET}
+        running.append(subprocess.Popen(made.argv, env=env, stdout=subprocess.PIPE))
+        assert running[-1].stdout is not None
+        running[-1].stdout.readline()
+        return made
+
+    yield start
+    for one in running:
+        one.kill()
+        one.communicate()
+
+
+def states(report: ProbeReport) -> dict[str, str]:
+    """Row → state."""
+    return {row.name: row.state for row in report.rows}
+
+
+def words(report: ProbeReport, name: str) -> str:
+    """What a row says."""
+    return next(row.words for row in report.rows if row.name == name)
+
+
+def test_a_good_engine_passes_every_row(engine):
+    """All rows are there, in order; what does not apply is skipped with its reason."""
+    report = run_probes(engine(), SECRET, READY, required=["template.tools", "tool-call"])
+    assert [row.name for row in report.rows] == list(PROBE_ROWS)
+    skipped = {name for name, state in states(report).items() if state == "skipped"}
+    assert skipped == {"template.image", "reasoning"}
+    assert "projector" in words(report, "template.image")
+    assert set(states(report).values()) == {"passed", "skipped"}
+    assert report.measured["generation_tokens_per_s_milli"] == 100_500
+    assert report.measured["load_ms"] == 3000
+    assert "ttft_ms" in report.measured
+    require(report)
+    data = report.as_json()
+    assert data["ok"] is True
+    assert data["process"]["started_ms"] == 1500
+
+
+def test_the_template_rows_are_the_matrix():
+    """What a patch is shown by is what an engine is asked."""
+    rows = {name.removeprefix("template.") for name in PROBE_ROWS if name.startswith("template.")}
+    assert rows == set(conversations())
+    assert set(ALWAYS_REQUIRED) < set(PROBE_ROWS)
+
+
+@pytest.mark.parametrize(
+    ("plan", "row", "said"),
+    [
+        ({"strict": True}, "template.effort-low", 'must be either "none" or "high"'),
+        ({"strict": True}, "template.effort-bogus", "500"),
+        ({"broken_tools": True}, "template.tools", "braces"),
+        ({"arguments": "{"}, "tool-call", "another form"),
+        ({"arguments": "[]"}, "tool-call", "no JSON object"),
+        ({"pieces": 1}, "stream", "in 1 pieces"),
+        ({"no_usage": True}, "stream", "told no usage"),
+        ({"no_done": True}, "stream", "without [DONE]"),
+        ({"status": 500}, "speed", "500"),
+    ],
+)
+def test_a_row_fails_in_words_and_refuses_only_where_it_is_required(engine, plan, row, said):
+    """Reported for everyone, a reason to stop for those who said so."""
+    made = engine(**plan)
+    report = run_probes(made, SECRET, READY)
+    assert states(report)[row] == "failed"
+    assert said in words(report, row)
+    require(report)
+    with pytest.raises(ProbeFailed, match=row) as refused:
+        require(run_probes(made, SECRET, READY, required=[row]))
+    assert refused.value.details["probe"] == row
+    assert refused.value.details["report"]["ok"] is False
+
+
+def test_a_strict_template_still_passes_what_it_allows(engine):
+    """The rows are told apart: none and high render, low does not."""
+    found = states(run_probes(engine(strict=True), SECRET, READY))
+    assert found["template.effort-none"] == found["template.effort-high"] == "passed"
+    assert found["template.plain"] == "passed"
+
+
+def test_reasoning_must_be_in_its_own_field(engine):
+    """Tags in the text mean that the format was not understood."""
+    made = engine(leaks=True)
+    report = run_probes(made, SECRET, READY, required=["reasoning"])
+    assert "<think>" in words(report, "reasoning")
+    assert [row.name for row in report.refused] == ["reasoning"]
+
+
+def test_reasoning_is_asked_where_the_options_speak_of_it(engine):
+    """A deployment that sets --reasoning wants to know."""
+    made = engine()
+    made = replace(made, argv=[*made.argv, "--reasoning", "on"])
+    assert states(run_probes(made, SECRET, READY))["reasoning"] == "passed"
+
+
+def test_a_speed_floor_is_against_the_parent(engine):
+    """Half of what the parent measured is asked for; it is slower."""
+    made = engine(speed=4.0)
+    parent = {"measured": {"generation_tokens_per_s_milli": 9000}}
+    floor = floor_of(50, parent)
+    assert floor == 4500
+    report = run_probes(made, SECRET, READY, required=["speed"], slowest_milli=floor)
+    assert "the floor is 4.5" in words(report, "speed")
+    assert states(run_probes(made, SECRET, READY, slowest_milli=4000))["speed"] == "passed"
+    assert floor_of(50, None) == floor_of(0, parent) == 0
+
+
+def test_an_engine_for_embeddings_is_not_asked_to_chat(engine):
+    """Its rows are skipped, and say why."""
+    made = engine()
+    made = replace(made, probe=replace(made.probe, task="embedding"))
+    found = states(run_probes(made, SECRET, READY))
+    assert {found[name] for name in found if name not in ALWAYS_REQUIRED} == {"skipped"}
+
+
+def test_a_required_row_that_is_skipped_refuses(engine):
+    """What cannot be shown is not proved."""
+    report = run_probes(engine(), SECRET, READY, required=["template.image"])
+    with pytest.raises(ProbeFailed, match="projector"):
+        require(report)
+
+
+def test_probes_can_be_given_up_between_rows(engine):
+    """A cancelled activation does not ask the rest."""
+    asked: list[int] = []
+
+    def check() -> None:
+        asked.append(1)
+        if len(asked) == 3:
+            raise Cancelled("a person cancelled it")
+
+    with pytest.raises(Cancelled):
+        run_probes(engine(), SECRET, READY, check=check)
+
+
+def test_liveness_tells_the_living_from_the_healthy(engine, monkeypatch):
+    """One completion with a deadline."""
+    made = engine(hang=True)
+    with pytest.raises(Unreachable, match="did not come back within 0 s"):
+        liveness(made, SECRET, timeout_s=0.3)
+    with pytest.raises(Unreachable, match="answered with 401"):
+        liveness(made, "wrong")
+    monkeypatch.setattr(probe, "LIVENESS_S", 1.0)
+    with pytest.raises(Unreachable, match="does not answer"):
+        liveness(replace(made, port=1), SECRET)
+    assert sys.executable in made.argv
