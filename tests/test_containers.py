@@ -1,12 +1,18 @@
 """The container form agrees with the code: commands, variables, files, secrets, health."""
 
+import json
+import os
 import re
+import sqlite3
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer.main
 import yaml
+from django.contrib.auth.hashers import PBKDF2PasswordHasher
 
 from mmadmin.cli.main import app
 from mmadmin.cli.services import services
@@ -89,3 +95,34 @@ def test_the_dockerfile_copies_what_exists_and_is_not_ignored() -> None:
     assert targets == {COMPOSE["services"][name]["build"]["target"] for name in OURS}
     homes = set(re.findall(r"MM_HOME=(\S+)", DOCKERFILE))
     assert homes == {v.split(":")[1] for v in COMPOSE["services"]["panel"]["volumes"]}
+
+
+def test_init_prepares_and_starts_nothing(tmp_path: Path) -> None:
+    """`mm init` twice: the administrator has the given password, all secrets come from files."""
+    (tmp_path / "password").write_text("a-long-password\n")
+    (tmp_path / "database").write_text(f"sqlite:///{tmp_path}/other.sqlite3\n")
+    (tmp_path / "pepper").write_text("pepper-of-another-place\n")
+    env = {
+        "PATH": os.environ["PATH"],
+        "MM_HOME": str(tmp_path / "home"),
+        "DATABASE_URL_FILE": str(tmp_path / "database"),
+        "MM_KEY_PEPPER_FILE": str(tmp_path / "pepper"),
+    }
+
+    def mm(*words: str) -> subprocess.CompletedProcess[str]:
+        argv = [sys.executable, "-c", "from mmadmin.cli.main import main; main()", *words]
+        return subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+
+    for _ in range(2):
+        done = mm("init", "--admin-password-file", str(tmp_path / "password"), "--json")
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout) == {"admin": "admin", "password": None}
+    with sqlite3.connect(tmp_path / "other.sqlite3") as database:
+        rows = database.execute("select username, role, password from deployments_user").fetchall()
+    assert [(name, role) for name, role, _ in rows] == [("admin", "admin")]
+    assert PBKDF2PasswordHasher().verify("a-long-password", rows[0][2])
+    unwell = mm("healthy", "panel")
+    assert unwell.returncode == 1
+    assert "panel does not answer" in unwell.stderr
+    env["DATABASE_URL_FILE"] = str(tmp_path / "none")
+    assert "DATABASE_URL_FILE" in mm("status").stderr
