@@ -14,9 +14,11 @@ all else of modes, owners and times is not. Bitwise: depends on the archive's by
 from __future__ import annotations
 
 import hashlib
+import lzma
 import posixpath
 import tarfile
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -104,18 +106,27 @@ def _read(params: Params) -> tuple[str | None, list[Wanted]]:
 
 @contextmanager
 def opened(archive: Path) -> Iterator[Iterator[tuple[Entry, IO[bytes] | None]]]:
-    """The entries of a zip or tar with their bytes, in the archive's order."""
+    """The entries of a zip or tar with their bytes, in the archive's order.
+
+    Raises `InvalidInput` for what is neither, and for one that is damaged or cut short.
+    """
+    try:
+        with _opened(archive) as entries:
+            yield entries
+    except (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError) as error:
+        raise InvalidInput(
+            f"{archive.name} is no zip or tar archive, or it is damaged: {error}",
+            remedy="check the pinned file",
+        ) from error
+
+
+@contextmanager
+def _opened(archive: Path) -> Iterator[Iterator[tuple[Entry, IO[bytes] | None]]]:
     if zipfile.is_zipfile(archive):
         with zipfile.ZipFile(archive) as zipped:
             yield _zip_entries(zipped, archive)
         return
-    try:
-        tarred = tarfile.open(archive, "r:*")  # noqa: SIM115 (closed below)
-    except (tarfile.TarError, EOFError, OSError) as error:
-        raise InvalidInput(
-            f"{archive.name} is no zip or tar archive", remedy="check the pinned file"
-        ) from error
-    with tarred:
+    with tarfile.open(archive, "r:*") as tarred:
         yield _tar_entries(tarred)
 
 
