@@ -8,6 +8,7 @@ from enum import Enum
 from typing import Any
 
 from mmadmin.core.snapshot import KeyRecord, Route
+from mmadmin.gate.limits import Reservation
 from mmadmin.gate.meter import Tokens
 from mmadmin.gate.sse import SseTap
 from mmadmin.gate.surface import Endpoint
@@ -50,6 +51,7 @@ class Flight:
         "reservation",
         "route",
         "settled",
+        "standing",
         "started",
         "stopped",
         "streamed",
@@ -96,7 +98,9 @@ class Flight:
         self.upstream: Upstream | None = None
         self.connection: Connection | None = None
         self.waiter: asyncio.Future[None] | None = None
-        self.reservation: Any = None
+        self.reservation: Reservation | None = None
+        self.standing: list[tuple[bytes, bytes]] = []
+        """Headers that tell the client what is left of its limits."""
 
     @property
     def waiting(self) -> bool:

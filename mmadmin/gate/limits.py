@@ -1,21 +1,410 @@
-"""Limits of a key (placeholder until the next commit)."""
+"""What a key may still use: requests and tokens a minute, requests at once, tokens a day and month.
+
+A request reserves what it may cost before it goes anywhere and settles what it did cost at its
+end, so that requests that come together cannot pass a limit that has room for one. Reservations
+expire: a worker that dies gives its share back. A request larger than what is left still passes
+when it is alone and something is left, so that a client that does not say `max_tokens` is not shut
+out; the limit is then overrun by that one request at most.
+
+The counts are shared by all workers through the broker, in one script a request and only for keys
+that have limits. Without the broker each worker counts for itself, and reports what was used when
+the broker is back. A minute is the last sixty seconds (this minute's count and the last one's,
+weighted); days and months are those of UTC.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import calendar
+import contextlib
+import itertools
+import logging
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
 from mmadmin.core.snapshot import KeyRecord
-from mmadmin.gate.flight import Flight
+from mmadmin.gate.refusal import Refusal
+
+DEFAULT_ANSWER_TOKENS = 1024
+"""Reserved for an answer whose client did not say how long it may be."""
+RESERVED_S = 90
+"""A reservation that is not renewed for so long is void."""
+RENEW_EVERY_S = 20.0
+ASK_TIMEOUT_S = 0.5
+AWAY_S = 1.0
+"""After a failure the broker is left alone for so long."""
+MINUTE_S = 60
+log = logging.getLogger("mmadmin.gate.limits")
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """Names of the periods that a moment lies in, and when each ends."""
+
+    minute: int
+    share_ms: int
+    """How much of the last minute still counts, in thousandths."""
+    day: str
+    month: str
+    minute_ends_s: int
+    day_ends_s: int
+    month_ends_s: int
+
+    @classmethod
+    def at(cls, now: float) -> Windows:
+        """The windows of a moment, in UTC."""
+        today = datetime.fromtimestamp(now, UTC)
+        seconds = today.hour * 3600 + today.minute * 60 + today.second
+        days_left = calendar.monthrange(today.year, today.month)[1] - today.day
+        return cls(
+            minute=int(now // MINUTE_S),
+            share_ms=int(1000 - (now % MINUTE_S) * 1000 / MINUTE_S),
+            day=f"{today:%Y%m%d}",
+            month=f"{today:%Y%m}",
+            minute_ends_s=int(MINUTE_S - now % MINUTE_S) + 1,
+            day_ends_s=86_400 - seconds,
+            month_ends_s=days_left * 86_400 + 86_400 - seconds,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """What one running request holds."""
+
+    id: str
+    key_id: str
+    tokens: int
+    shared: bool
+    """Held at the broker; False = counted by this worker alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """The answer to a wish: granted, or which limit stands in the way; what is left."""
+
+    refused_by: str
+    requests_left: int
+    tokens_left: int
+
+
+# One script, so that looking and taking cannot be parted. Keys share a hash tag: one cluster slot.
+# KEYS: base. ARGV: id, tokens, now_ms, expires_ms, minute, share, day, month, then the limits
+# rpm, tpm, concurrency, per day, per month. The same rules are in `Ledger.reserve` below.
+_RESERVE = """
+local b, a = KEYS[1], ARGV
+local id, want, now, expires = a[1], tonumber(a[2]), tonumber(a[3]), tonumber(a[4])
+local rpm, tpm, many = tonumber(a[9]), tonumber(a[10]), tonumber(a[11])
+local perday, permonth = tonumber(a[12]), tonumber(a[13])
+for _, old in ipairs(redis.call('ZRANGEBYSCORE', b .. ':held', '-inf', now)) do
+  redis.call('ZREM', b .. ':held', old)
+  local t = tonumber(redis.call('HGET', b .. ':want', old) or 0)
+  redis.call('HDEL', b .. ':want', old)
+  redis.call('DECRBY', b .. ':sum', t)
+end
+local function get(name) return tonumber(redis.call('GET', b .. name) or 0) end
+local last, this = ':' .. (tonumber(a[5]) - 1), ':' .. a[5]
+local share = tonumber(a[6]) / 1000
+local asked = get(':r' .. this) + get(':r' .. last) * share
+local spent = get(':t' .. this) + get(':t' .. last) * share
+local held, at_once = get(':sum'), redis.call('ZCARD', b .. ':held')
+local function full(used, limit)
+  if limit == 0 then return false end
+  if used + held >= limit then return true end
+  return at_once > 0 and used + held + want > limit
+end
+local day, month = get(':d:' .. a[7]), get(':m:' .. a[8])
+local by = ''
+if many > 0 and at_once >= many then by = 'concurrency'
+elseif rpm > 0 and asked + 1 > rpm then by = 'requests_per_minute'
+elseif full(spent, tpm) then by = 'tokens_per_minute'
+elseif full(day, perday) then by = 'tokens_per_day'
+elseif full(month, permonth) then by = 'tokens_per_month' end
+if by == '' then
+  redis.call('ZADD', b .. ':held', expires, id)
+  redis.call('HSET', b .. ':want', id, want)
+  redis.call('INCRBY', b .. ':sum', want)
+  redis.call('INCR', b .. ':r' .. this)
+  redis.call('EXPIRE', b .. ':r' .. this, 130)
+  asked, held = asked + 1, held + want
+end
+return {by, math.floor(math.max(rpm - asked, 0)), math.floor(math.max(tpm - spent - held, 0))}
+"""
+# KEYS: base. ARGV: id, used tokens, minute, day, month.
+_SETTLE = """
+local b, a = KEYS[1], ARGV
+if not redis.call('SET', b .. ':s:' .. a[1], '1', 'NX', 'EX', 300) then
+  return redis.status_reply('OK')  -- told twice, because the first answer was lost
+end
+if redis.call('ZREM', b .. ':held', a[1]) == 1 then
+  redis.call('DECRBY', b .. ':sum', tonumber(redis.call('HGET', b .. ':want', a[1]) or 0))
+  redis.call('HDEL', b .. ':want', a[1])
+end
+local function add(name, seconds)
+  redis.call('INCRBY', b .. name, a[2])
+  redis.call('EXPIRE', b .. name, seconds)
+end
+add(':t:' .. a[3], 130)
+add(':d:' .. a[4], 172800)
+add(':m:' .. a[5], 2764800)
+return redis.status_reply('OK')
+"""
+
+
+def base(key_id: str) -> str:
+    """The head of a key's names at the broker."""
+    return f"mm:limit:{{{key_id}}}"
+
+
+class Ledger:
+    """One key's counts in this worker: the same rules as the script, for when nobody is asked."""
+
+    __slots__ = ("held", "requests", "tokens")
+
+    def __init__(self) -> None:
+        self.held: dict[str, int] = {}
+        self.requests: dict[int, int] = {}
+        self.tokens: dict[str, int] = {}
+        """By window name: `t<minute>`, `d<day>`, `m<month>`."""
+
+    def reserve(self, key: KeyRecord, id_: str, want: int, windows: Windows) -> Standing:
+        """Take what is wished, or say what stands in the way."""
+        share = windows.share_ms / 1000
+        minute = windows.minute
+        asked = self.requests.get(minute, 0) + self.requests.get(minute - 1, 0) * share
+        spent = self.tokens.get(f"t{minute}", 0) + self.tokens.get(f"t{minute - 1}", 0) * share
+        held = sum(self.held.values())
+
+        def full(used: float, limit: int) -> bool:
+            return limit > 0 and (
+                used + held >= limit or (bool(self.held) and used + held + want > limit)
+            )
+
+        refused_by = ""
+        if 0 < key.concurrency <= len(self.held):
+            refused_by = "concurrency"
+        elif key.rpm > 0 and asked + 1 > key.rpm:
+            refused_by = "requests_per_minute"
+        elif full(spent, key.tpm):
+            refused_by = "tokens_per_minute"
+        elif full(self.tokens.get(f"d{windows.day}", 0), key.tokens_per_day):
+            refused_by = "tokens_per_day"
+        elif full(self.tokens.get(f"m{windows.month}", 0), key.tokens_per_month):
+            refused_by = "tokens_per_month"
+        else:
+            self.held[id_] = want
+            self.requests[minute] = self.requests.get(minute, 0) + 1
+            asked, held = asked + 1, held + want
+        return Standing(
+            refused_by=refused_by,
+            requests_left=int(max(key.rpm - asked, 0)),
+            tokens_left=int(max(key.tpm - spent - held, 0)),
+        )
+
+    def settle(self, id_: str, used: int, windows: Windows) -> None:
+        """Give the reservation back and count what was used."""
+        self.held.pop(id_, None)
+        names = (f"t{windows.minute}", f"d{windows.day}", f"m{windows.month}")
+        for name in names:
+            self.tokens[name] = self.tokens.get(name, 0) + used
+        self.requests = {m: n for m, n in self.requests.items() if m >= windows.minute - 1}
+        kept = {*names, f"t{windows.minute - 1}"}
+        self.tokens = {name: count for name, count in self.tokens.items() if name in kept}
 
 
 class Limiter:
-    """Knows what a key may still use."""
+    """Asks the broker, and does without it when it is away."""
 
-    def limits(self, key: KeyRecord | None) -> bool:
+    def __init__(
+        self, redis: Redis | None = None, *, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._redis = redis
+        self._clock = clock
+        self._reserve: Any = redis.register_script(_RESERVE) if redis else None
+        self._settle: Any = redis.register_script(_SETTLE) if redis else None
+        self._ledgers: dict[str, Ledger] = {}
+        self._held: dict[str, Reservation] = {}
+        self._unsettled: deque[tuple[Reservation, int, Windows]] = deque()
+        self._news = asyncio.Event()
+        self._away_until = 0.0
+        self._id_head = secrets.token_hex(6)
+        self._ids = itertools.count(1)
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        """Begin to settle and to renew in the background."""
+        if self._redis is not None:
+            self._tasks = [
+                asyncio.create_task(self._settle_for_ever()),
+                asyncio.create_task(self._renew_for_ever()),
+            ]
+
+    async def stop(self) -> None:
+        """Settle what can be settled now."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        with contextlib.suppress(RedisError, OSError, TimeoutError):
+            async with asyncio.timeout(2.0):
+                await self._settle_all()
+
+    @staticmethod
+    def limits(key: KeyRecord) -> bool:
         """Whether the key has any limit."""
-        del key
-        return False
+        return bool(
+            key.rpm or key.tpm or key.concurrency or key.tokens_per_day or key.tokens_per_month
+        )
 
-    async def reserve(self, flight: Flight) -> None:
-        """Take what the request may use, or refuse it."""
+    async def reserve(self, key: KeyRecord, tokens: int) -> tuple[Reservation, list[Header]]:
+        """Take what the request may use; `Refusal` (429) names the limit and when to come again.
 
-    def settle(self, reservation: object, tokens: int) -> None:
-        """Give back what it did not use."""
+        Returns the reservation and the `x-ratelimit-*` headers.
+        """
+        windows = Windows.at(self._clock())
+        id_ = f"{self._id_head}{next(self._ids):x}"
+        standing = await self._ask(key, id_, tokens, windows)
+        shared = standing is not None
+        if standing is None:
+            ledger = self._ledgers.setdefault(key.key_id, Ledger())
+            standing = ledger.reserve(key, id_, tokens, windows)
+        headers = _headers(key, standing, windows)
+        if standing.refused_by:
+            raise _refusal(key, standing, windows, headers)
+        reservation = Reservation(id=id_, key_id=key.key_id, tokens=tokens, shared=shared)
+        self._held[id_] = reservation
+        return reservation, headers
+
+    def settle(self, reservation: Reservation, used: int) -> None:
+        """Give back, count what was used. Does not wait; the broker hears of it soon."""
+        self._held.pop(reservation.id, None)
+        windows = Windows.at(self._clock())
+        ledger = self._ledgers.setdefault(reservation.key_id, Ledger())
+        ledger.settle(reservation.id, used, windows)
+        if self._redis is not None:
+            self._unsettled.append((reservation, used, windows))
+            self._news.set()
+
+    async def _ask(
+        self, key: KeyRecord, id_: str, tokens: int, windows: Windows
+    ) -> Standing | None:
+        """The broker's answer; None when it is away."""
+        if self._redis is None or time.monotonic() < self._away_until:
+            return None
+        now_ms = int(self._clock() * 1000)
+        arguments = [
+            id_, tokens, now_ms, now_ms + RESERVED_S * 1000, windows.minute, windows.share_ms,
+            windows.day, windows.month, key.rpm, key.tpm, key.concurrency, key.tokens_per_day,
+            key.tokens_per_month,
+        ]  # fmt: skip
+        try:
+            async with asyncio.timeout(ASK_TIMEOUT_S):
+                by, requests_left, tokens_left = await self._reserve(
+                    keys=[base(key.key_id)], args=arguments
+                )
+        except (RedisError, OSError, TimeoutError) as error:
+            log.warning("limits are counted by each worker alone: %s", error)
+            self._away_until = time.monotonic() + AWAY_S
+            return None
+        return Standing(by.decode(), requests_left, tokens_left)
+
+    async def _settle_for_ever(self) -> None:
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            try:
+                await self._settle_all()
+            except (RedisError, OSError):
+                await asyncio.sleep(AWAY_S)
+                self._news.set()
+
+    async def _settle_all(self) -> None:
+        while self._unsettled:
+            reservation, used, windows = self._unsettled[0]
+            await self._settle(
+                keys=[base(reservation.key_id)],
+                args=[reservation.id, used, windows.minute, windows.day, windows.month],
+            )
+            self._unsettled.popleft()
+
+    async def _renew_for_ever(self) -> None:
+        """Running requests keep their reservations, however long they run."""
+        assert self._redis is not None  # noqa: S101 (started only with a broker)
+        while True:
+            await asyncio.sleep(RENEW_EVERY_S)
+            expires = int(self._clock() * 1000) + RESERVED_S * 1000
+            pipe = self._redis.pipeline(transaction=False)
+            for reservation in self._held.values():
+                if reservation.shared:
+                    pipe.zadd(
+                        base(reservation.key_id) + ":held", {reservation.id: expires}, xx=True
+                    )
+            with contextlib.suppress(RedisError, OSError):
+                await pipe.execute()
+
+
+Header = tuple[bytes, bytes]
+
+
+def _headers(key: KeyRecord, standing: Standing, windows: Windows) -> list[Header]:
+    """OpenAI's `x-ratelimit-*` headers."""
+    headers: list[Header] = []
+    reset = f"{windows.minute_ends_s}s".encode()
+    for limit, left, name in (
+        (key.rpm, standing.requests_left, b"requests"),
+        (key.tpm, standing.tokens_left, b"tokens"),
+    ):
+        if limit:
+            headers += [
+                (b"x-ratelimit-limit-" + name, str(limit).encode()),
+                (b"x-ratelimit-remaining-" + name, str(left).encode()),
+                (b"x-ratelimit-reset-" + name, reset),
+            ]
+    return headers
+
+
+def _refusal(
+    key: KeyRecord, standing: Standing, windows: Windows, headers: list[Header]
+) -> Refusal:
+    words, retry_after_s, reason = {
+        "concurrency": (
+            f"{key.concurrency} requests at once",
+            1,
+            "rate_limit_exceeded",
+        ),
+        "requests_per_minute": (
+            f"{key.rpm} requests per minute",
+            windows.minute_ends_s,
+            "rate_limit_exceeded",
+        ),
+        "tokens_per_minute": (
+            f"{key.tpm} tokens per minute",
+            windows.minute_ends_s,
+            "rate_limit_exceeded",
+        ),
+        "tokens_per_day": (
+            f"{key.tokens_per_day} tokens per day (UTC)",
+            windows.day_ends_s,
+            "insufficient_quota",
+        ),
+        "tokens_per_month": (
+            f"{key.tokens_per_month} tokens per month (UTC)",
+            windows.month_ends_s,
+            "insufficient_quota",
+        ),
+    }[standing.refused_by]
+    refusal = Refusal(
+        429,
+        f"This API key has reached its limit of {words}.",
+        reason=reason,
+        param=standing.refused_by,
+        retry_after_s=retry_after_s,
+    )
+    refusal.headers.extend(headers)
+    return refusal

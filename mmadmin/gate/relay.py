@@ -18,7 +18,8 @@ import orjson
 
 from mmadmin.core.snapshot import Route
 from mmadmin.gate.flight import Flight, Stop
-from mmadmin.gate.meter import tokens_of_answer
+from mmadmin.gate.limits import DEFAULT_ANSWER_TOKENS
+from mmadmin.gate.meter import BYTES_A_TOKEN, tokens_of_answer
 from mmadmin.gate.refusal import Refusal, not_served, upstream_lost
 from mmadmin.gate.sse import SseTap
 from mmadmin.gate.translate import refusal_of_answer
@@ -90,9 +91,11 @@ class Relay:
         if flight.streamed and endpoint.asks_usage:
             body, hide_usage = with_usage(body, payload)
         gate = self._gate
+        assert flight.key is not None  # noqa: S101 (authenticated before)
         if gate.limiter.limits(flight.key):
-            await gate.limiter.reserve(flight)
-        flight.waiter = None
+            flight.reservation, flight.standing = await gate.limiter.reserve(
+                flight.key, worst_case(flight)
+            )
         if endpoint.takes_slot:
             await self._enter(flight, route, send)
         connection = await self._ask(flight, body, passed_on, send)
@@ -105,6 +108,7 @@ class Relay:
         flight.streamed = is_stream
         headers += gate.marks(flight)
         headers += _queue_marks(flight)
+        headers += flight.standing
         if is_stream:
             flight.tap = SseTap(hide_usage=hide_usage, dialect=endpoint.dialect)
             await self._stream(flight, headers, send)
@@ -347,6 +351,7 @@ class Relay:
         if not flight.head_sent:
             headers = [*_STREAM_HEAD, *_UNBUFFERED, *self._gate.marks(flight)]
             headers += _queue_marks(flight)
+            headers += flight.standing
             await send({"type": "http.response.start", "status": OK, "headers": headers})
             flight.head_sent = True
         await send({"type": "http.response.body", "body": COMMENT, "more_body": True})
@@ -378,6 +383,15 @@ def with_usage(body: bytes, payload: dict[str, Any]) -> tuple[bytes, bool]:
         asked = {**(options or {}), "include_usage": True}
         return orjson.dumps({**payload, "stream_options": asked}), True
     return body, False  # nonsense: the engine says so in its own words
+
+
+def worst_case(flight: Flight) -> int:
+    """Tokens to reserve: the prompt by its size, the answer by what the client allows."""
+    tokens = max(flight.body_bytes // BYTES_A_TOKEN, 1)
+    if flight.endpoint is not None and flight.endpoint.streams:
+        tokens += flight.asked_tokens or DEFAULT_ANSWER_TOKENS
+    limit = flight.route.context_per_slot if flight.route else 0
+    return min(tokens, limit) if limit else tokens
 
 
 def _headers_of(connection: Connection) -> tuple[bytes, list[tuple[bytes, bytes]]]:

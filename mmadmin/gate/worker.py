@@ -95,11 +95,13 @@ class Worker:
         spool = Spool(folder / "spool", fsync=settings.spool_fsync)
         redis = connect(settings.redis_url)
         directory = RedisDirectory(redis, folder, spool)
-        gate = Gate(settings, directory, limiter=Limiter(), worker=str(self.index))
+        limiter = Limiter(redis)
+        gate = Gate(settings, directory, limiter=limiter, worker=str(self.index))
         await directory.start()
         await gate.start()
         pulse = Pulse(gate, redis, spool.id)
         pulse.start()
+        limiter.start()
         gate.metrics.gauges = lambda: {
             "mm_gate_snapshot_version": ("Version served from.", float(gate.snapshot.version)),
             "mm_gate_broker_up": ("Whether nudges come.", float(directory.connected)),
@@ -121,6 +123,7 @@ class Worker:
         await health
         stopping.cancel()
         await pulse.stop()
+        await limiter.stop()
         await directory.stop()
         await redis.aclose()
         back.close()

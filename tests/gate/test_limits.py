@@ -1,0 +1,256 @@
+"""Limits: the same rules at the broker and alone; no race; expiry; the client's view."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from mmadmin.core.snapshot import KeyRecord
+from mmadmin.gate.limits import RESERVED_S, Limiter, Windows
+from mmadmin.gate.refusal import Refusal
+from tests.gate.house import MODEL, House
+from tests.gate.processes import Broker, running_town
+from tests.gate.raw import ask
+from tests.gate.stub import ANSWER, Call
+
+CHAT = "/v1/chat/completions"
+KEY = KeyRecord(key_id="k", digest="", state="active")
+NOON = 1_790_000_080.0
+"""A moment, 40 s into its minute."""
+
+
+class Clock:
+    """Time as the test says."""
+
+    def __init__(self) -> None:
+        self.now = NOON
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    """The test's clock."""
+    return Clock()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def broker() -> AsyncIterator[Broker]:
+    """A broker for the module."""
+    with tempfile.TemporaryDirectory(prefix="mm-broker-") as folder:
+        running = Broker(Path(folder))
+        await running.start()
+        yield running
+        running.kill()
+
+
+@pytest_asyncio.fixture(params=["shared", "alone"])
+async def limiter(request, broker, clock) -> AsyncIterator[Limiter]:
+    """Both ways of counting."""
+    if request.param == "alone":
+        yield Limiter(clock=clock)
+        return
+    client = broker.client()
+    await client.flushall()
+    counting = Limiter(client, clock=clock)
+    counting.start()
+    yield counting
+    await counting.stop()
+    await client.aclose()
+
+
+async def settle(limiter: Limiter, reservation, used: int) -> None:
+    """Settle and wait until it is counted."""
+    limiter.settle(reservation, used)
+    async with asyncio.timeout(5):
+        while limiter._unsettled:
+            await asyncio.sleep(0.001)
+
+
+async def refused(limiter: Limiter, key: KeyRecord, tokens: int = 1) -> str:
+    """Which limit stands in the way."""
+    with pytest.raises(Refusal) as caught:
+        await limiter.reserve(key, tokens)
+    assert caught.value.status == 429
+    assert caught.value.retry_after_s is not None
+    return caught.value.param or ""
+
+
+def test_windows_end_where_the_calendar_says() -> None:
+    """Days and months are UTC's; the last minute fades."""
+    windows = Windows.at(NOON)
+    assert (windows.day, windows.month) == ("20260921", "202609")
+    assert windows.share_ms == 333
+    assert windows.day_ends_s == 86_400 - (14 * 3600 + 14 * 60 + 40)
+    last = Windows.at(1_798_761_599.0)  # 2026-12-31T23:59:59
+    assert (last.day_ends_s, last.month_ends_s) == (1, 1)
+
+
+async def test_requests_per_minute(limiter: Limiter, clock: Clock) -> None:
+    """The third of two is refused; half a minute later half of the room is back."""
+    key = replace(KEY, rpm=2)
+    for left in (b"1", b"0"):
+        reservation, headers = await limiter.reserve(key, 1)
+        assert (b"x-ratelimit-remaining-requests", left) in headers
+        await settle(limiter, reservation, 1)
+    assert await refused(limiter, key) == "requests_per_minute"
+    clock.now += 51
+    await settle(limiter, (await limiter.reserve(key, 1))[0], 1)
+    assert await refused(limiter, key) == "requests_per_minute"
+
+
+async def test_concurrency(limiter: Limiter) -> None:
+    """Places come back when requests end."""
+    key = replace(KEY, concurrency=2)
+    held = [(await limiter.reserve(key, 1))[0] for _ in range(2)]
+    assert await refused(limiter, key) == "concurrency"
+    await settle(limiter, held[0], 1)
+    await limiter.reserve(key, 1)
+    assert await refused(limiter, key) == "concurrency"
+
+
+@pytest.mark.parametrize(
+    ("limit", "name"),
+    [
+        ("tpm", "tokens_per_minute"),
+        ("tokens_per_day", "tokens_per_day"),
+        ("tokens_per_month", "tokens_per_month"),
+    ],
+)
+async def test_token_budgets(limiter: Limiter, clock: Clock, limit: str, name: str) -> None:
+    """Reserved counts as used; what was not used comes back; the window's end resets it."""
+    key = replace(KEY, **{limit: 100})
+    first, _ = await limiter.reserve(key, 60)
+    assert await refused(limiter, key, 60) == name
+    second, _ = await limiter.reserve(key, 30)
+    await settle(limiter, first, 5)
+    third, _ = await limiter.reserve(key, 60)
+    await settle(limiter, second, 30)
+    await settle(limiter, third, 64)
+    alone, _ = await limiter.reserve(key, 5000)  # alone, and something is left
+    await settle(limiter, alone, 1)
+    assert await refused(limiter, key) == name
+    windows = Windows.at(clock.now)
+    clock.now += {"tpm": 121, "tokens_per_day": windows.day_ends_s}.get(limit, windows.month_ends_s)
+    await limiter.reserve(key, 60)
+
+
+async def test_a_reservation_of_a_dead_worker_expires(broker: Broker, clock: Clock) -> None:
+    """Its place and its tokens come back by themselves."""
+    client = broker.client()
+    await client.flushall()
+    key = replace(KEY, concurrency=1, tokens_per_day=100)
+    dead, living = Limiter(client, clock=clock), Limiter(client, clock=clock)
+    await dead.reserve(key, 100)
+    assert await refused(living, key) == "concurrency"
+    clock.now += RESERVED_S + 1
+    _, _ = await living.reserve(key, 100)
+    await client.aclose()
+
+
+async def test_settling_twice_counts_once(broker: Broker, clock: Clock) -> None:
+    """A settlement repeated because its answer was lost changes nothing."""
+    client = broker.client()
+    await client.flushall()
+    limiter = Limiter(client, clock=clock)
+    key = replace(KEY, tokens_per_day=100)
+    reservation, _ = await limiter.reserve(key, 10)
+    for _ in range(3):
+        limiter.settle(reservation, 60)
+    await limiter._settle_all()
+    assert await client.get("mm:limit:{k}:d:20260921") == b"60"
+    assert await client.get("mm:limit:{k}:sum") == b"0"
+    await client.aclose()
+
+
+async def test_without_the_broker_each_counts_for_itself_and_reports_later(
+    tmp_path, clock: Clock
+) -> None:
+    """The limit holds within the worker; what was used is counted when the broker is back."""
+    with tempfile.TemporaryDirectory(prefix="mm-broker-") as folder:
+        broker = Broker(Path(folder))
+        await broker.start()
+        client = broker.client()
+        limiter = Limiter(client, clock=clock)
+        limiter.start()
+        key = replace(KEY, tokens_per_day=100)
+        await settle(limiter, (await limiter.reserve(key, 10))[0], 30)
+        broker.kill()
+        reservation, _ = await limiter.reserve(key, 10)
+        limiter.settle(reservation, 70)
+        assert await refused(limiter, key) == "tokens_per_day"
+        await broker.start()
+        async with asyncio.timeout(10):
+            while await client.get("mm:limit:{k}:d:20260921") != b"100":
+                await asyncio.sleep(0.05)
+        await limiter.stop()
+        await client.aclose()
+        broker.kill()
+
+
+@pytest.mark.parametrize(
+    ("limits", "status"),
+    [
+        ({"rpm": 1}, "rate_limit_exceeded"),
+        ({"concurrency": 1}, "rate_limit_exceeded"),
+        ({"tpm": 20}, "rate_limit_exceeded"),
+        ({"tokens_per_day": 20}, "insufficient_quota"),
+        ({"tokens_per_month": 20}, "insufficient_quota"),
+    ],
+)
+async def test_eight_at_a_barrier_against_room_for_one(
+    tmp_path, engine, limits: dict[str, int], status: str
+) -> None:
+    """Over three workers: one passes, seven get 429 with Retry-After; the engine hears of one."""
+    go_on = asyncio.Event()
+
+    async def script(call: Call) -> None:
+        await go_on.wait()
+        await call.answer(ANSWER)
+
+    engine.script = script
+    async with running_town(tmp_path, engine, MM_GATE_WORKERS="3") as town:
+        while len(await town.presences()) < 3:  # noqa: ASYNC110 (another process)
+            await asyncio.sleep(0.05)
+        await town.publish(keys=[replace(town.record, **limits)])
+        while any(p["version"] != town.version for p in await town.presences()):  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+        body = {"model": MODEL, "messages": [], "max_tokens": 9}
+        requests = [
+            asyncio.create_task(ask(town.gate.port, CHAT, body, key=town.key.text))
+            for _ in range(8)
+        ]
+        await asyncio.wait(requests, return_when=asyncio.FIRST_COMPLETED)
+        while sum(request.done() for request in requests) < 7:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        go_on.set()
+        answers = await asyncio.gather(*requests)
+    assert sorted(answer.status for answer in answers) == [200] + [429] * 7
+    assert len(engine.calls) == 1
+    for answer in answers:
+        if answer.status == 429:
+            assert answer.json["error"]["code"] == status
+            assert int(answer.headers["retry-after"]) >= 1
+            (name,) = limits
+            assert str(limits[name]) in answer.json["error"]["message"]
+
+
+async def test_a_refused_request_is_booked_and_costs_nothing(house: House) -> None:
+    """The second request of one a minute: in the books as refused, no tokens, place not taken."""
+    house.publish(keys=(replace(house.record, rpm=1),))
+    body = {"model": MODEL, "messages": []}
+    first = await ask(house.port, CHAT, body, key=house.key.text)
+    assert first.headers["x-ratelimit-limit-requests"] == "1"
+    assert first.headers["x-ratelimit-remaining-requests"] == "0"
+    second = await ask(house.port, CHAT, body, key=house.key.text)
+    assert (second.status, second.json["error"]["type"]) == (429, "rate_limit_error")
+    assert [usage.outcome for usage in house.books] == ["ok", "refused"]
+    assert house.books[1].prompt_tokens == 0
+    assert house.gate.turnstiles["small"].running == 0

@@ -1,0 +1,309 @@
+"""The turnstile: capacity, fairness, bounds, hold; first alone, then over sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mmadmin.core.access import new_key
+from mmadmin.core.snapshot import ReplicaRoute
+from mmadmin.gate.turnstile import Full, Ticket, Turnstile
+from tests.gate.house import MODEL, PEPPER, House
+from tests.gate.raw import RawClient, ask
+from tests.gate.stub import ANSWER, Call, chat_answer
+
+CHAT = "/v1/chat/completions"
+BODY = {"model": MODEL, "messages": []}
+
+
+def join(stile: Turnstile, key: str, order: list[str]) -> Ticket:
+    """Join the line; the order of admission is written down."""
+    ticket = Ticket(key, lambda: order.append(key))
+    stile.wait(ticket)
+    return ticket
+
+
+def test_keys_take_turns() -> None:
+    """A key with many requests delays another by one."""
+    stile, order = Turnstile(capacity=1, limit=100), []
+    assert stile.try_pass()
+    for key in "aaaa":
+        join(stile, key, order)
+    for key in "bbc":
+        join(stile, key, order)
+    for _ in range(7):
+        stile.leave()
+    assert order == ["a", "b", "c", "a", "b", "a", "a"]
+
+
+def test_the_line_is_bounded_and_positions_are_told() -> None:
+    """One more than may wait is refused; those who give up make room."""
+    stile = Turnstile(capacity=0, limit=2)
+    first, second = join(stile, "a", []), join(stile, "b", [])
+    assert (first.position, second.position) == (1, 2)
+    with pytest.raises(Full):
+        join(stile, "c", [])
+    stile.give_up(first)
+    assert join(stile, "c", []).position == 2
+
+
+def test_nobody_passes_the_line() -> None:
+    """A newcomer does not overtake those who wait, even when there is room for a moment."""
+    stile = Turnstile(capacity=1, limit=5)
+    stile.open = False
+    join(stile, "a", [])
+    stile.open = True
+    assert not stile.try_pass()
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["come", "leave", "give up", "hold", "open"]), st.integers(0, 3)),
+        max_size=60,
+    ),
+    st.integers(1, 3),
+)
+def test_the_counts_hold_whatever_happens(steps, capacity: int) -> None:
+    """Never more than the capacity, never a lost place, nobody waits while there is room."""
+    stile = Turnstile(capacity=capacity, limit=4)
+    tickets: list[Ticket] = []
+    straight = 0
+    for step, number in steps:
+        if step == "come":
+            if stile.try_pass():
+                straight += 1
+            else:
+                ticket = Ticket(str(number), lambda: None)
+                try:
+                    stile.wait(ticket)
+                except Full:
+                    assert stile.waiting == 4
+                else:
+                    tickets.append(ticket)
+        elif step == "leave" and straight:
+            straight -= 1
+            stile.leave()
+        elif step == "give up" and tickets:
+            stile.give_up(tickets.pop(number % len(tickets)))
+        elif step in ("hold", "open"):
+            stile.open = step == "open"
+            stile.pump()
+        waiting = [ticket for ticket in tickets if not ticket.admitted]
+        assert stile.waiting == len(waiting)
+        assert stile.running == straight + len(tickets) - len(waiting) <= capacity
+        assert not (stile.open and stile.waiting and stile.running < capacity)
+
+
+def slow_script(engine, seconds: float):
+    """Answers after a while; counts how many run at once."""
+    state = {"now": 0, "most": 0}
+
+    async def script(call: Call) -> None:
+        state["now"] += 1
+        state["most"] = max(state["most"], state["now"])
+        await asyncio.sleep(seconds)
+        state["now"] -= 1
+        await call.answer(ANSWER)
+
+    engine.script = script
+    return state
+
+
+async def test_the_engine_gets_as_many_as_it_has_slots(house: House) -> None:
+    """Four slots, twelve requests: four at once, the others wait and say so."""
+    state = slow_script(house.engine, 0.1)
+    answers = await asyncio.gather(
+        *(ask(house.port, CHAT, BODY, key=house.key.text) for _ in range(12))
+    )
+    assert {answer.status for answer in answers} == {200}
+    assert state["most"] == 4
+    positions = sorted(int(a.headers.get("x-mm-queue-position", 0)) for a in answers)
+    assert positions == [0] * 4 + list(range(1, 9))
+    assert max(usage.queue_ms for usage in house.books) >= 150
+
+
+async def test_cheap_endpoints_do_not_wait(house: House) -> None:
+    """Counting tokens goes on while all slots are busy."""
+    release = asyncio.Event()
+
+    async def script(call: Call) -> None:
+        if call.path == CHAT:
+            await release.wait()
+        await call.answer(ANSWER)
+
+    house.engine.script = script
+    busy = [asyncio.create_task(ask(house.port, CHAT, BODY, key=house.key.text)) for _ in range(5)]
+    await house.until(lambda: house.gate.turnstiles["small"].waiting == 1)
+    answer = await ask(house.port, "/tokenize", {"model": MODEL}, key=house.key.text)
+    assert answer.status == 200
+    release.set()
+    await asyncio.gather(*busy)
+
+
+async def test_a_full_line_is_429(house: House) -> None:
+    """With a time to come again, in the client's shape."""
+    release = asyncio.Event()
+
+    async def script(call: Call) -> None:
+        await release.wait()
+        await call.answer(ANSWER)
+
+    house.engine.script = script
+    house.publish(
+        routes=(
+            replace(
+                house.route,
+                queue_limit=1,
+                replicas=(replace(house.route.replicas[0], slots=1),),
+            ),
+        )
+    )
+    waiting = [
+        asyncio.create_task(ask(house.port, CHAT, BODY, key=house.key.text)) for _ in range(2)
+    ]
+    await house.until(lambda: house.gate.turnstiles["small"].waiting == 1)
+    answer = await ask(house.port, CHAT, BODY, key=house.key.text)
+    assert (answer.status, answer.json["error"]["code"]) == (429, "queue_full")
+    assert answer.json["error"]["type"] == "rate_limit_error"
+    assert int(answer.headers["retry-after"]) >= 1
+    release.set()
+    assert {answer.status for answer in await asyncio.gather(*waiting)} == {200}
+
+
+async def test_leaving_the_line_frees_the_place(house: House) -> None:
+    """A client that goes while it waits never reaches the engine."""
+    release = asyncio.Event()
+
+    async def script(call: Call) -> None:
+        await release.wait()
+        await call.answer(ANSWER)
+
+    house.engine.script = script
+    busy = [asyncio.create_task(ask(house.port, CHAT, BODY, key=house.key.text)) for _ in range(4)]
+    await house.until(lambda: len(house.engine.calls) == 4)
+    async with RawClient(house.port) as client:
+        await client.send(CHAT, BODY, key=house.key.text)
+        await house.until(lambda: house.gate.turnstiles["small"].waiting == 1)
+    await house.until(lambda: house.gate.turnstiles["small"].waiting == 0, within_s=1)
+    release.set()
+    await asyncio.gather(*busy)
+    assert len(house.engine.calls) == 4
+    assert house.books[0].outcome == "cancelled"
+    assert house.books[0].prompt_tokens == 0
+
+
+async def test_waiting_too_long_is_told(tmp_path, engine) -> None:
+    """Plainly with 503; a stream that has heard comments, inside the stream."""
+    house = House(tmp_path, engine)
+    house.settings = replace(house.settings, queue_timeout_s=1, silence_s=0.3)
+    release = asyncio.Event()
+
+    async def script(call: Call) -> None:
+        await release.wait()
+        await call.answer(ANSWER)
+
+    engine.script = script
+    async with house.open():
+        busy = [
+            asyncio.create_task(ask(house.port, CHAT, BODY, key=house.key.text)) for _ in range(4)
+        ]
+        await house.until(lambda: len(engine.calls) == 4)
+        plain, streamed = await asyncio.gather(
+            ask(house.port, CHAT, BODY, key=house.key.text),
+            ask(house.port, CHAT, {**BODY, "stream": True}, key=house.key.text),
+        )
+        assert (plain.status, plain.json["error"]["code"]) == (503, "queue_timeout")
+        assert streamed.status == 200
+        assert streamed.body.startswith(b": waiting\n\n: waiting\n\n")
+        last = streamed.body.split(b"\n\n")[-2].removeprefix(b"data: ")
+        assert json.loads(last)["error"]["code"] == "queue_timeout"
+        release.set()
+        await asyncio.gather(*busy)
+
+
+async def test_a_hold_keeps_requests_for_the_next_generation(house: House, engine) -> None:
+    """Nothing is lost while the engine is swapped; answers come from the new generation."""
+    house.publish(
+        routes=(replace(house.route, mode="hold", replicas=(), hold_until=int(time.time()) + 60),)
+    )
+    held = [
+        asyncio.create_task(
+            ask(house.port, CHAT, {**BODY, "stream": number % 2 == 0}, key=house.key.text)
+        )
+        for number in range(6)
+    ]
+    await house.until(lambda: house.gate.turnstiles["small"].waiting == 6)
+    assert engine.calls == []
+    models = await ask(house.port, "/v1/models", key=house.key.text, method="GET")
+    assert [card["id"] for card in models.json["data"]] == [MODEL]
+    house.publish(
+        routes=(
+            replace(
+                house.route,
+                generation=4,
+                generation_uid="small/4",
+                replicas=(ReplicaRoute(uid="small-4-0", url=engine.url, slots=2),),
+            ),
+        )
+    )
+    answers = await asyncio.gather(*held)
+    assert {(a.status, a.headers["x-mm-generation"]) for a in answers} == {(200, "small/4")}
+    assert {usage.generation for usage in house.books} == {4}
+
+
+async def test_a_hold_that_ends_in_nothing_is_told(house: House) -> None:
+    """Closed while requests wait: 503 at once."""
+    house.publish(routes=(replace(house.route, mode="hold", hold_until=int(time.time()) + 60),))
+    held = asyncio.create_task(ask(house.port, CHAT, BODY, key=house.key.text))
+    await house.until(lambda: house.gate.turnstiles["small"].waiting == 1)
+    house.publish(routes=(replace(house.route, mode="closed"),))
+    answer = await asyncio.wait_for(held, 1)
+    assert (answer.status, answer.json["error"]["code"]) == (503, "model_unavailable")
+
+
+async def test_keys_are_served_in_turn_over_the_wire(house: House) -> None:
+    """A single request of another key is not behind a crowd's."""
+    other = new_key(PEPPER)
+    house.publish(
+        keys=(house.record, replace(house.record, key_id=other.key_id, digest=other.digest))
+    )
+    slow_script(house.engine, 0.1)
+    order: list[str] = []
+
+    async def one(name: str, key: str) -> None:
+        await ask(house.port, CHAT, BODY, key=key)
+        order.append(name)
+
+    crowd = [asyncio.create_task(one("crowd", house.key.text)) for _ in range(20)]
+    await house.until(lambda: house.gate.turnstiles["small"].waiting == 16)
+    await one("single", other.text)
+    await asyncio.gather(*crowd)
+    assert order.index("single") <= 9
+
+
+async def test_the_replica_with_room_is_chosen_and_a_dead_one_is_passed_over(
+    house: House, engine
+) -> None:
+    """Two replicas share the load; when one does not listen, the other answers for it."""
+    second = type(engine)()
+    await second.start()
+    replicas = (
+        ReplicaRoute(uid="a", url=engine.url, slots=2),
+        ReplicaRoute(uid="b", url=second.url, slots=2),
+    )
+    house.publish(routes=(replace(house.route, replicas=replicas),))
+    slow_script(engine, 0.1)
+    second.script = engine.script
+    await asyncio.gather(*(ask(house.port, CHAT, BODY, key=house.key.text) for _ in range(4)))
+    assert (len(engine.calls), len(second.calls)) == (2, 2)
+    await second.stop()
+    engine.script = chat_answer
+    await asyncio.sleep(0.1)
+    answers = [await ask(house.port, CHAT, BODY, key=house.key.text) for _ in range(8)]
+    assert {answer.status for answer in answers} == {200}
