@@ -11,6 +11,7 @@ import hashlib
 import queue
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import BinaryIO, NoReturn
 
@@ -99,11 +100,13 @@ def _check_bytes(
     pairs: Sequence[tuple[Tensor, Shard, Tensor]],
     on_bytes: Callable[[int, int], None],
 ) -> str:
-    files = {shard.path: shard.path.open("rb") for _tensor, shard, _original in pairs}
     hasher = _Hasher()
     at = 0
     try:
-        with merged.open("rb") as stream:
+        with ExitStack() as stack:
+            stream = stack.enter_context(merged.open("rb"))
+            paths = {shard.path for _tensor, shard, _original in pairs}
+            files = {path: stack.enter_context(path.open("rb")) for path in paths}
             for tensor, shard, original in pairs:
                 at += _hash(stream, hasher, tensor.offset - at)  # the gap before it
                 source = files[shard.path]
@@ -120,8 +123,6 @@ def _check_bytes(
             _hash(stream, hasher, header.file_size - at)
     finally:
         digest = hasher.close()
-        for file in files.values():
-            file.close()
     return digest
 
 

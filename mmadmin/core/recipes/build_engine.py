@@ -74,7 +74,8 @@ class Options:
     targets: Sequence[str]
 
 
-def _read(params: Params) -> Options:
+def read_options(params: Params) -> Options:
+    """The params, checked. Raises `InvalidDerivation`."""
     where = "build-engine"
     fields(
         params,
@@ -206,7 +207,7 @@ class BuildEngine:
 
     def check(self, params: Params) -> None:
         """Refuse bad params in words; CUDA ≥ 13 with architectures that it dropped."""
-        _read(params)
+        read_options(params)
 
     def fixed_output(self, params: Params) -> Sequence[FixedFile] | None:
         """Not known beforehand."""
@@ -215,7 +216,7 @@ class BuildEngine:
 
     def build(self, params: Params, inputs: Mapping[str, Path], out: Path, tools: Toolbox) -> None:
         """Configure, compile, prove that the programs start."""
-        options = _read(params)
+        options = read_options(params)
         source = input_folder(inputs, "source")
         if not (source / "CMakeLists.txt").is_file():
             raise InvalidDerivation(
