@@ -1,9 +1,13 @@
 """Settings for tests: the product's own, with test secrets and a private state folder."""
 
+import atexit
 import os
+import shutil
 import tempfile
 
-os.environ.setdefault("MM_HOME", tempfile.mkdtemp(prefix="mm-test-"))
+if "MM_HOME" not in os.environ:  # children inherit it, and leave it to us to remove
+    os.environ["MM_HOME"] = tempfile.mkdtemp(prefix="mm-test-")
+    atexit.register(shutil.rmtree, os.environ["MM_HOME"], ignore_errors=True)
 os.environ.setdefault("MM_DJANGO_SECRET_KEY", "test-only-django-secret-key-0123456789-0123456789")
 os.environ.setdefault("MM_KEY_PEPPER", "test-only-pepper")
 os.environ.setdefault("MM_ENGINE_MASTER", "test-only-engine-master")
