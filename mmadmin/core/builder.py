@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from mmadmin.core.planner import Outputs, RecipeOf, checked_recipe, plan, usable
 from mmadmin.core.recipe import FixedFile, Recipe, Toolbox
 from mmadmin.core.store import Entry, Lease, Realisation, Staging, Store, StoreObject
 from mmadmin.core.store.disk import disk_full
+from mmadmin.core.store.substitute import Substituter
 from mmadmin.core.store.tree import fixed_entries, object_name
 
 
@@ -107,17 +109,25 @@ def realise(
     *,
     root: RootClaim | None = None,
     recipe_of: RecipeOf = catalog.recipe,
+    substituter: Substituter | None = None,
     host: str = "",
 ) -> Realisation:
     """Realise a goal and everything that it needs, in order; returns the goal's record.
 
     What is here already is only reported. Demand-driven: a step that an early cutoff made needless
-    is neither built nor reported. `root` is set before the lease ends.
+    is neither built nor reported. What `substituter` can get from other stores is not built; what
+    it cannot after all, is. `root` is set before the lease ends.
     """
     with store.lease(f"build of {goal.label}") as lease:
-        outputs = Outputs(store, recipe_of)
+        outputs = Outputs(store, recipe_of, substituter)
         reported = _report_cached(goal, outputs, observer, lease)
-        while (derivation := next_step(goal, outputs)) is not None:
+        tried: set[str] = set()
+        while (derivation := next_step(goal, outputs, tried)) is not None:
+            if substituter and derivation.digest not in tried and outputs.of(derivation).object:
+                tried.add(derivation.digest)
+                if _substitute(derivation, outputs, substituter, observer, lease):
+                    reported.add(derivation.digest)
+                continue
             if derivation.digest in reported:
                 raise StoreCorrupt(
                     f"{derivation.label} was built, but the store does not show it",
@@ -140,18 +150,18 @@ def realise(
         )
 
 
-def next_step(goal: Derivation, outputs: Outputs) -> Derivation | None:
+def next_step(goal: Derivation, outputs: Outputs, tried: AbstractSet[str]) -> Derivation | None:
     """The one derivation that can be realised now and that `goal` needs; None when it is here.
 
     Goes down only where it must: into inputs whose output is unknown, and once all are known and
-    the step itself is not here, into inputs that are not here.
+    the step itself is not here, into inputs that are not here. Where other stores are asked, a
+    step whose output is known is first tried there (`tried` are those that were).
     """
     derivation = goal
-    while True:
-        if usable(outputs, derivation):
-            return None
+    while not usable(outputs, derivation):
         known = outputs.of(derivation)
-        if known.fixed is not None:
+        ask = outputs.elsewhere is not None and derivation.digest not in tried
+        if known.fixed is not None or (ask and known.object is not None):
             return derivation
         inputs = list(derivation.inputs.values())
         below = [d for d in inputs if outputs.of(d).object is None]
@@ -159,6 +169,40 @@ def next_step(goal: Derivation, outputs: Outputs) -> Derivation | None:
         if not below:
             return derivation
         derivation = below[0]
+    return None
+
+
+def _substitute(
+    derivation: Derivation,
+    outputs: Outputs,
+    substituter: Substituter,
+    observer: Observer,
+    lease: Lease,
+) -> bool:
+    """Get a step's known output from another store; False when it cannot be had."""
+    known = outputs.of(derivation)
+    if known.object is None or known.resolved_key is None:
+        return False
+    begin = time.monotonic()
+    observer.step_started(derivation, "looked for in other stores")
+    if known.elsewhere:
+        done = substituter.pull_claimed(known.resolved_key, lease) is not None
+    else:
+        done = substituter.pull(known.object, lease)
+    if done:
+        found = _there(outputs.store, known.object)
+        for step in topological(derivation):  # so that it is found again without asking
+            _write_claim(step, outputs)
+        outputs.refresh()
+        observer.step_built(derivation, found, time.monotonic() - begin)
+    return done
+
+
+def _write_claim(derivation: Derivation, outputs: Outputs) -> None:
+    known = outputs.of(derivation)
+    if known.elsewhere and known.resolved_key and known.object:
+        record = Realisation(known.resolved_key, derivation.digest, known.object, "substituted")
+        outputs.store.record(record, derivation, only_claimed=True)
 
 
 def _report_cached(
@@ -166,7 +210,8 @@ def _report_cached(
 ) -> set[str]:
     """Protect and report what is here; the digests of what was reported."""
     store = outputs.store
-    steps = [s for s in plan(goal, store, outputs.recipe_of).steps if s.action == "cached"]
+    planned = plan(goal, store, outputs.recipe_of, outputs.elsewhere)
+    steps = [step for step in planned.steps if step.action == "cached"]
     gone = set(store.protect(lease, [step.output for step in steps if step.output]))
     reported = set()
     for step in steps:

@@ -15,6 +15,7 @@ Anything else that escapes is a bug of ours and is logged with its traceback.
     │   └── LeaseLost         the job's lease went to another worker
     ├── DigestMismatch        bytes are not what their pin says
     ├── StoreCorrupt          a record or a blob of the store is damaged
+    ├── Untrusted             a claim of another store that too few trusted keys signed
     ├── DiskFull              needed and available bytes are named
     ├── SourceUnavailable     a download that cannot be had
     │   ├── Unauthorized      401: no or wrong credentials
@@ -124,6 +125,12 @@ class StoreCorrupt(MmError):
     """A record or blob of the store is damaged; nothing is freed because of it."""
 
     code = "store_corrupt"
+
+
+class Untrusted(MmError):
+    """Another store claims what a step produced, and not enough trusted keys say so."""
+
+    code = "untrusted"
 
 
 class DiskFull(MmError):

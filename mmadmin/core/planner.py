@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from mmadmin.core import catalog
 from mmadmin.core.canonical import digest
@@ -21,7 +21,7 @@ from mmadmin.core.store.tree import fixed_entries, object_name
 
 FIXED_DOMAIN = "mmadmin-fixed-v1"
 
-Action = Literal["cached", "build", "fetch"]
+Action = Literal["cached", "substitute", "build", "fetch"]
 RecipeOf = Callable[[str], Recipe]
 """Finds a recipe by its kind (`catalog.recipe`)."""
 
@@ -36,6 +36,16 @@ class Known:
     """Name, also when the object is not here; None = unknown until it is built."""
     here: bool
     fixed: Sequence[FixedFile] | None = None
+    elsewhere: bool = False
+    """True when another store says, by enough trusted signatures, that it has the object."""
+
+
+class Elsewhere(Protocol):
+    """Other stores (`store.substitute.Substituter`)."""
+
+    def output(self, resolved_key: str) -> str | None:
+        """The object that a step came out as there, as far as that can be trusted."""
+        ...
 
 
 class Outputs:
@@ -44,9 +54,15 @@ class Outputs:
     Remembers what it found; make a new one after the store changed, or call `forget`.
     """
 
-    def __init__(self, store: Store, recipe_of: RecipeOf = catalog.recipe) -> None:
+    def __init__(
+        self,
+        store: Store,
+        recipe_of: RecipeOf = catalog.recipe,
+        elsewhere: Elsewhere | None = None,
+    ) -> None:
         self.store = store
         self.recipe_of = recipe_of
+        self.elsewhere = elsewhere
         self._known: dict[str, Known] = {}
 
     def of(self, derivation: Derivation) -> Known:
@@ -62,7 +78,7 @@ class Outputs:
         self._known = {
             key: known
             for key, known in self._known.items()
-            if known.object and self.store.has_object(known.object)
+            if known.here and known.object and self.store.has_object(known.object)
         }
 
     def _look(self, derivation: Derivation) -> Known:
@@ -84,9 +100,12 @@ class Outputs:
             realised[input_name] = output if recipe.refers_to_inputs else output[:64]
         key = derivation.resolved_key(realised)
         claim = self.store.claim(key)
-        if claim is None:
-            return Known(key, None, here=False)
-        return Known(key, claim.object, self.store.has_object(claim.object))
+        if claim is not None and (self.elsewhere is None or self.store.has_object(claim.object)):
+            return Known(key, claim.object, self.store.has_object(claim.object))
+        there = self.elsewhere.output(key) if self.elsewhere else None
+        if there is not None:
+            return Known(key, there, self.store.has_object(there), elsewhere=True)
+        return Known(key, claim.object if claim else None, here=False)
 
 
 def checked_recipe(derivation: Derivation, recipe_of: RecipeOf = catalog.recipe) -> Recipe:
@@ -165,22 +184,29 @@ class Plan:
             "cached": self.count("cached"),
             "build": self.count("build"),
             "fetch": self.count("fetch"),
+            "substitute": self.count("substitute"),
             "fetch_bytes": self.fetch_bytes,
         }
 
 
-def plan(goal: Derivation, store: Store, recipe_of: RecipeOf = catalog.recipe) -> Plan:
+def plan(
+    goal: Derivation,
+    store: Store,
+    recipe_of: RecipeOf = catalog.recipe,
+    elsewhere: Elsewhere | None = None,
+) -> Plan:
     """What must be done for `goal`; changes nothing.
 
     Everything that is here is listed as cached; of what is not here, only what the goal needs.
     """
-    outputs = Outputs(store, recipe_of)
+    outputs = Outputs(store, recipe_of, elsewhere)
     outputs.of(goal)
     order = topological(goal)
     here = {d.digest for d in order if usable(outputs, d)}
     needed = {goal.digest}
     for derivation in reversed(order):
-        if derivation.digest in needed - here and outputs.of(derivation).fixed is None:
+        known = outputs.of(derivation)
+        if derivation.digest in needed - here and known.fixed is None and not known.elsewhere:
             needed.update(d.digest for d in derivation.inputs.values())
     steps = []
     for derivation in order:
@@ -223,6 +249,8 @@ def _todo(derivation: Derivation, outputs: Outputs) -> PlanStep:
         )
         size = sum(file.size for file in missing)
         return PlanStep(derivation, "fetch", why, known.object, size)
+    if known.elsewhere and not known.here:
+        return PlanStep(derivation, "substitute", "another store has it", known.object, 0)
     unknown = [d.label for d in derivation.inputs.values() if outputs.of(d).object is None]
     if unknown:
         why = f"builds from {', '.join(unknown)}, built first; skipped if that comes out as before"

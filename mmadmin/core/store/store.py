@@ -27,7 +27,7 @@ from mmadmin.core.store import tree
 from mmadmin.core.store.disk import Disk, disk_full
 from mmadmin.core.store.index import Index
 from mmadmin.core.store.ingest import Progress, copy_hashing, hash_file, silent
-from mmadmin.core.store.layout import Layout, is_sha256
+from mmadmin.core.store.layout import Layout, check_object_name, is_sha256
 from mmadmin.core.store.locks import (
     Lease,
     LeaseRecord,
@@ -177,12 +177,12 @@ class Staging:
             )
         )
 
-    def take(self, sha256: str, size: int, to: Path) -> bool:
+    def take(self, sha256: str, size: int, to: Path, *, executable: bool = False) -> bool:
         """Link a file that the store has to `to` (a new path); False when it does not.
 
         The file is shared with the store: it must not be written to.
         """
-        if not take_blob(self._store.blob_path(sha256), size, to):
+        if not take_blob(self._store.blob_path(sha256, executable=executable), size, to):
             return False
         self.hashed(to, sha256)
         return True
@@ -282,6 +282,16 @@ class Store:
                 "SELECT resolved_key, derivation, object, sandbox, host, built_ms, built_at, log"
                 " FROM realisation WHERE object = ? ORDER BY built_at, resolved_key",
                 (object_name,),
+            ).fetchall()
+        return [Realisation(*row) for row in rows]
+
+    def realisations_by(self, derivation: str) -> list[Realisation]:
+        """Every record of what a derivation (by digest) came out as here."""
+        with self.index.read() as index:
+            rows = index.execute(
+                "SELECT resolved_key, derivation, object, sandbox, host, built_ms, built_at, log"
+                " FROM realisation WHERE derivation = ? ORDER BY built_at, resolved_key",
+                (derivation,),
             ).fetchall()
         return [Realisation(*row) for row in rows]
 
@@ -439,13 +449,13 @@ class Store:
         staging.hashed(target, sha256)
         return sha256
 
-    def keep_blob(self, path: Path, sha256: str) -> None:
+    def keep_blob(self, path: Path, sha256: str, *, executable: bool = False) -> None:
         """Move a file's bytes into the store under their true digest, for whoever wants them."""
-        path.chmod(0o444)
+        path.chmod(0o555 if executable else 0o444)
         _stamp(path)
         fsync_path(path)
         with file_lock(self.layout.lock("gc"), shared=True):
-            blob = self.layout.blob(sha256, executable=False)
+            blob = self.layout.blob(sha256, executable=executable)
             blob.parent.mkdir(exist_ok=True)
             if not blob.exists():
                 path.rename(blob)
@@ -509,9 +519,18 @@ class Store:
         except OSError as error:
             raise disk_full(error, doing=f"sealing {name}") or error from error
 
-    def record(self, realisation: Realisation, derivation: Derivation | None = None) -> None:
-        """Write down that a derivation produced an object that is here."""
-        if not self.has_object(realisation.object):
+    def record(
+        self,
+        realisation: Realisation,
+        derivation: Derivation | None = None,
+        *,
+        only_claimed: bool = False,
+    ) -> None:
+        """Write down that a derivation produced an object that is here.
+
+        `only_claimed`: the object need not be here; a trusted store says so.
+        """
+        if not only_claimed and not self.has_object(realisation.object):
             raise NotFound(f"the store has no object {realisation.object}")
         self._write_realisation(realisation, derivation)
         with self.index.write() as index:
@@ -791,29 +810,7 @@ class Store:
 
     def _read_sidecar(self, path: Path) -> StoreObject:
         name = path.name.removesuffix(".json")
-        try:
-            value = parse(path.read_bytes())
-        except InvalidDerivation as error:
-            raise StoreCorrupt(f"the record {path} is damaged: {error.message}") from error
-        fields = {"version", "name", "hash", "size", "refs", "files", "sealed_at"}
-        if not isinstance(value, dict) or set(value) != fields or value["name"] != name:
-            raise StoreCorrupt(f"the record {path} is damaged")
-        files, refs = value["files"], value["refs"]
-        if not isinstance(files, list) or not isinstance(refs, list):
-            raise StoreCorrupt(f"the record {path} is damaged")
-        entries = tuple(tree.entry_from_json(entry) for entry in files)
-        if tree.object_hash(entries) != name[:64] or value["hash"] != name[:64]:
-            raise StoreCorrupt(f"the record {path} does not describe the object of its name")
-        sealed_at = value["sealed_at"]
-        return StoreObject(
-            name,
-            name[:64],
-            tree.total_size(entries),
-            entries,
-            tuple(str(ref) for ref in refs),
-            self.layout.object(name),
-            sealed_at if isinstance(sealed_at, int) else 0,
-        )
+        return object_from_record(path.read_bytes(), name, self.layout.object(name), str(path))
 
     def recorded(self, name: str) -> StoreObject | None:
         """What the index says about an object, whether its folder is there or not."""
@@ -863,6 +860,41 @@ def unlink_tree(path: Path) -> None:
         for below in list(path.iterdir()):
             unlink_tree(below)
         path.rmdir()
+
+
+def object_from_record(data: bytes, name: str, path: Path, where: str) -> StoreObject:
+    """The object that a record describes; `StoreCorrupt` unless it is that of its name.
+
+    What an object holds is proven by its name; what it needs (`refs`) is not.
+    """
+    damaged = f"the record {where} is damaged"
+    try:
+        value = parse(data)
+    except InvalidDerivation as error:
+        raise StoreCorrupt(f"{damaged}: {error.message}") from error
+    fields = {"version", "name", "hash", "size", "refs", "files", "sealed_at"}
+    if not isinstance(value, dict) or set(value) != fields or value["name"] != name:
+        raise StoreCorrupt(damaged)
+    files, refs, sealed_at = value["files"], value["refs"], value["sealed_at"]
+    if not isinstance(files, list) or not isinstance(refs, list) or not isinstance(sealed_at, int):
+        raise StoreCorrupt(damaged)
+    entries = tuple(tree.entry_from_json(entry) for entry in files)
+    hashes = {tree.object_hash(entries), value["hash"], name[:64]}
+    if len(hashes) != 1 or value["size"] != tree.total_size(entries):
+        raise StoreCorrupt(f"the record {where} does not describe the object of its name")
+    for ref in refs:
+        if not isinstance(ref, str):
+            raise StoreCorrupt(damaged)
+        check_object_name(ref)
+    return StoreObject(
+        name,
+        name[:64],
+        tree.total_size(entries),
+        entries,
+        tuple(sorted(str(ref) for ref in refs)),
+        path,
+        sealed_at,
+    )
 
 
 def _realisation_from(path: Path) -> Realisation:

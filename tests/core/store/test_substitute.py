@@ -1,0 +1,363 @@
+"""Other stores' builds are reused by signature, and nothing they hand out is believed unchecked."""
+
+from __future__ import annotations
+
+import json
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mmadmin.core.builder import realise
+from mmadmin.core.derivation import Derivation
+from mmadmin.core.errors import Conflict, InvalidInput, NotFound, StoreCorrupt, Untrusted
+from mmadmin.core.planner import plan
+from mmadmin.core.store import Store
+from mmadmin.core.store.claims import Claim, SigningKey, Trust, claim_from_bytes
+from mmadmin.core.store.ingest import Progress
+from mmadmin.core.store.substitute import (
+    Folder,
+    Substituter,
+    bytes_path,
+    claim_path,
+    push,
+    record_path,
+    trust_from_json,
+)
+from tests.core.workshop import Shop, Watch, add, damage, pin, step, tools_for
+
+ALICE, BOB, EVE = (SigningKey.generate(name) for name in ("alice", "bob", "eve"))
+TRUST = Trust.of([ALICE.public_text()])
+
+
+class Counting(Folder):
+    """A folder that keeps what was fetched and sent."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.fetched: list[str] = []
+        self.sent: list[str] = []
+
+    def fetch(self, path: str, part: Path, size: int, progress: Progress) -> str | None:
+        """Count, then fetch."""
+        self.fetched.append(path)
+        return super().fetch(path, part, size, progress)
+
+    def put(self, path: str, source: Path, progress: Progress) -> None:
+        """Count, then put."""
+        self.sent.append(path)
+        super().put(path, source, progress)
+
+    def write(self, path: str, data: bytes) -> None:
+        """Count, then write."""
+        self.sent.append(path)
+        super().write(path, data)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    """The store that has built something."""
+    return Store(tmp_path / "one", floor_bytes=0)
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Store:
+    """An empty store that wants it."""
+    return Store(tmp_path / "two", floor_bytes=0)
+
+
+@pytest.fixture
+def depot(tmp_path: Path) -> Counting:
+    """A folder to push to."""
+    return Counting(tmp_path / "depot")
+
+
+def goal() -> Derivation:
+    """A system that names a model, which was built from a source that is not needed any more."""
+    return step("system", recipe="links", model=step("model", s=pin("source", "weights")))
+
+
+def fill(store: Store, depot: Folder, *signers: SigningKey) -> Shop:
+    """Build the goal and push it, once for each signer."""
+    shop = Shop()
+    done = realise(goal(), store, tools_for, Watch(), recipe_of=shop.recipe_of)
+    for signer in signers:
+        push(store, [done.object], depot, signer=signer)
+    return shop
+
+
+def claims_in(depot: Folder) -> list[Claim]:
+    """Every claim of the depot."""
+    return [
+        claim_from_bytes(path.read_bytes(), path.stem)
+        for path in sorted((depot.root / "realisations").glob("*.json"))
+    ]
+
+
+def test_what_was_pushed_is_not_built_again(store: Store, other: Store, depot: Counting) -> None:
+    """Another store gets the goal and what it needs; sources are not even fetched."""
+    fill(store, depot, ALICE)
+    shop, watch = Shop(), Watch()
+    substituter = Substituter(other, [depot], TRUST)
+    planned = plan(goal(), other, shop.recipe_of, substituter)
+    assert [(s.derivation.name, s.action) for s in planned.steps] == [("system", "substitute")]
+    done = realise(
+        goal(), other, tools_for, watch, recipe_of=shop.recipe_of, substituter=substituter
+    )
+    assert shop.ran == []
+    assert watch.events == [("started", "system"), ("built", "system"), ("cached", "model")]
+    assert {o.name for o in other.objects()} == set(store.closure(done.object))
+    assert other.closure(done.object) == store.closure(done.object)
+    assert done.sandbox == "substituted"
+    assert damage(other) == []
+    assert list(other.layout.downloads.iterdir()) == []
+    again = plan(goal(), other, shop.recipe_of)  # without asking anybody
+    assert [(s.derivation.name, s.action) for s in again.steps] == [
+        ("model", "cached"),
+        ("system", "cached"),
+    ]
+
+
+def test_pushing_puts_claims_last_and_sends_nothing_twice(store: Store, depot: Counting) -> None:
+    """Blobs, then records, then claims; an interrupted push goes on, a second one sends no bytes."""
+    fill(store, depot, ALICE)
+    kinds = [path.partition("/")[0] for path in depot.sent]
+    assert kinds == sorted(kinds, key=["blobs", "objects", "realisations"].index)
+    (system,) = [o.name for o in store.objects() if o.name.endswith("-system")]
+    assert push(store, [system], depot, signer=ALICE).blobs == 0
+    first = next(path for path in depot.sent if path.startswith("blobs"))
+    (depot.root / first).unlink()
+    assert push(store, [system], depot, signer=ALICE).blobs == 1
+    with pytest.raises(NotFound):
+        push(store, [f"{'0' * 64}-gone"], depot)
+
+
+def test_without_a_signer_content_is_pushed_but_no_claims(
+    store: Store, other: Store, depot: Counting
+) -> None:
+    """Objects can be pulled by name, as their name is their hash; no step is claimed."""
+    fill(store, depot)
+    (system,) = [o.name for o in store.objects() if o.name.endswith("-system")]
+    push(store, [system], depot)
+    assert not (depot.root / "realisations").exists()
+    substituter = Substituter(other, [depot], TRUST)
+    with other.lease("t") as lease:
+        assert substituter.pull(system, lease)
+        assert not substituter.pull(f"{'0' * 64}-gone", lease)
+    assert other.closure(system) == store.closure(system)
+    assert damage(other) == []
+
+
+@pytest.mark.parametrize(
+    ("signers", "trust"),
+    [
+        ([EVE], TRUST),
+        ([ALICE], Trust.of([ALICE.public_text(), BOB.public_text()], need=2)),
+        ([ALICE], Trust.of([ALICE.public_text()], revoked=["alice"])),
+        ([ALICE, EVE], Trust.of([ALICE.public_text(), BOB.public_text()], need=2)),
+        ([ALICE], Trust.of([])),
+    ],
+    ids=["stranger", "one of two", "revoked", "a stranger does not count", "nobody is trusted"],
+)
+def test_claims_without_enough_trusted_signatures_are_refused(
+    store: Store, other: Store, depot: Counting, signers: list[SigningKey], trust: Trust
+) -> None:
+    """The step is built here instead, and the reason is said."""
+    fill(store, depot, *signers)
+    shop = Shop()
+    said: list[str] = []
+    substituter = Substituter(other, [depot], trust, say=said.append)
+    realise(goal(), other, tools_for, Watch(), recipe_of=shop.recipe_of, substituter=substituter)
+    assert "model" in shop.ran
+    assert any("trusted signatures that are needed" in line for line in said)
+
+
+def test_enough_of_several_signatures_will_do(store: Store, other: Store, depot: Counting) -> None:
+    """Two of three; the same key under two names counts once."""
+    fill(store, depot, ALICE, BOB)
+    two_of_three = Trust.of([k.public_text() for k in (ALICE, BOB, EVE)], need=2)
+    shop = Shop()
+    substituter = Substituter(other, [depot], two_of_three)
+    realise(goal(), other, tools_for, Watch(), recipe_of=shop.recipe_of, substituter=substituter)
+    assert shop.ran == []
+    claim = claims_in(depot)[0]
+    twin = SigningKey.from_text(ALICE.secret_text().replace("alice", "twin"))
+    doubled = twin.sign(ALICE.sign(replace(claim, signatures={})))
+    assert Trust.of([ALICE.public_text(), twin.public_text()]).signers(doubled) == ["alice"]
+
+
+def test_signatures_cannot_be_replayed(store: Store, other: Store, depot: Counting) -> None:
+    """Neither a claim moved to another step, nor a signature put under another claim, counts."""
+    fill(store, depot, ALICE)
+    claims = {claim.object[65:]: claim for claim in claims_in(depot)}
+    model, system = claims["model"], claims["system"]
+    depot.write(claim_path(system.resolved_key), model.as_bytes())
+    said: list[str] = []
+    substituter = Substituter(other, [depot], TRUST, say=said.append)
+    assert substituter.claim(system.resolved_key) is None
+    assert "claim of another step" in said[0]
+
+    forged = replace(model, resolved_key=system.resolved_key)
+    depot.write(claim_path(system.resolved_key), forged.as_bytes())
+    assert Substituter(other, [depot], TRUST).claim(system.resolved_key) is None
+    for change in (
+        {"object": f"{'0' * 64}-model", "closure": {f"{'0' * 64}-model": ()}},
+        {"size": model.size + 1},
+        {"closure": {**model.closure, model.object: (model.object,)}},
+    ):
+        with pytest.raises(Untrusted):
+            TRUST.check(replace(model, **change))  # type: ignore[arg-type]
+    TRUST.check(model)
+
+
+def test_swapped_bytes_are_refused_and_the_next_depot_is_asked(
+    store: Store, other: Store, depot: Counting, tmp_path: Path
+) -> None:
+    """A depot that gives other bytes is said so; the bytes come from one that is right."""
+    fill(store, depot, ALICE)
+    right = Counting(tmp_path / "right")
+    fill(store, right, ALICE)
+    for blob in depot.root.glob("blobs/sha256/*/*"):
+        blob.write_bytes(b"evil")
+    said: list[str] = []
+    shop = Shop()
+    substituter = Substituter(other, [depot, right], TRUST, say=said.append)
+    realise(goal(), other, tools_for, Watch(), recipe_of=shop.recipe_of, substituter=substituter)
+    assert shop.ran == []
+    assert any("gave bytes with sha256" in line for line in said)
+    assert damage(other) == []
+
+
+def test_a_swapped_record_is_refused(store: Store, other: Store, depot: Counting) -> None:
+    """A record that describes another object than its name is not believed."""
+    fill(store, depot, ALICE)
+    claims = {claim.object[65:]: claim for claim in claims_in(depot)}
+    model = claims["model"].object
+    evil = add(store, "model", {"text": b"evil"})
+    record = json.loads((store.layout.sidecar(evil.name)).read_text())
+    depot.write(record_path(model), json.dumps({**record, "name": model}).encode())
+    said: list[str] = []
+    with other.lease("t") as lease:
+        assert not Substituter(other, [depot], TRUST, say=said.append).pull(model, lease)
+    assert "does not describe the object of its name" in said[0]
+
+
+def test_a_missing_blob_is_a_miss(store: Store, other: Store, depot: Counting) -> None:
+    """What cannot be got whole is built; nothing half stays."""
+    fill(store, depot, ALICE)
+    claims = {claim.object[65:]: claim for claim in claims_in(depot)}
+    (entry,) = [e for o in store.objects() if o.name == claims["model"].object for e in o.files]
+    (depot.root / bytes_path(entry.sha256)).unlink()
+    shop, watch = Shop(), Watch()
+    substituter = Substituter(other, [depot], TRUST)
+    realise(goal(), other, tools_for, watch, recipe_of=shop.recipe_of, substituter=substituter)
+    assert sorted(shop.ran) == ["model", "system", "weights"]
+    assert damage(other) == []
+    assert list(other.layout.staging.iterdir()) == []
+
+
+def test_two_wants_of_one_blob_are_one_transfer(
+    store: Store, other: Store, depot: Counting
+) -> None:
+    """Objects that share bytes, pulled at once, transfer them once."""
+    one = add(store, "one", {"f": b"shared" * 1000})
+    two = add(store, "two", {"g": b"shared" * 1000, "h": b"shared" * 1000})
+    push(store, [one.name, two.name], depot)
+    results = []
+
+    def pull(name: str) -> None:
+        mine = Store(other.root, floor_bytes=0)
+        with mine.lease("t") as lease:
+            results.append(Substituter(mine, [depot], TRUST).pull(name, lease))
+        mine.close()
+
+    threads = [threading.Thread(target=pull, args=[name]) for name in (one.name, two.name) * 2]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == [True] * 4
+    assert len(depot.fetched) == 1
+    assert damage(other) == []
+
+
+def test_executable_files_and_links_arrive_as_they_were(
+    store: Store, other: Store, depot: Counting
+) -> None:
+    """One transfer serves both forms of the same bytes."""
+    found = add(store, "x", {"bin/run*": b"#!", "copy": b"#!", "link": "bin/run", "d/e": b""})
+    push(store, [found.name], depot)
+    with other.lease("t") as lease:
+        assert Substituter(other, [depot], TRUST).pull(found.name, lease)
+    assert other.object(found.name)
+    assert damage(other) == []
+
+
+def test_depots_that_disagree_are_not_overwritten(
+    store: Store, other: Store, depot: Counting
+) -> None:
+    """A step that came out otherwise elsewhere stops the push, in words."""
+    fill(store, depot, ALICE)
+    shop = Shop()
+    shop.write.hook = lambda: None
+    varied = Shop()
+    varied.write.build = lambda params, inputs, out, tools: (
+        (out / "text").write_text("otherwise") and None
+    )  # type: ignore[method-assign]
+    done = realise(goal(), other, tools_for, Watch(), recipe_of=varied.recipe_of)
+    with pytest.raises(Conflict, match="not reproducible"):
+        push(other, [done.object], depot, signer=BOB)
+
+
+def test_keys_survive_their_text_and_hide_their_secret() -> None:
+    """A key written and read is the same key; nothing prints it by accident."""
+    again = SigningKey.from_text(ALICE.secret_text() + "\n")
+    assert again.public_text() == ALICE.public_text()
+    assert ALICE.secret_text().partition(":")[2] not in repr(ALICE)
+    for text in (
+        "",
+        "alice",
+        "alice:",
+        "alice:AAAA",
+        "a b:" + ALICE.secret_text()[6:],
+        "alice:!!!",
+    ):
+        with pytest.raises(InvalidInput):
+            SigningKey.from_text(text)
+        with pytest.raises(InvalidInput):
+            Trust.of([text])
+    with pytest.raises(InvalidInput):
+        Trust.of([ALICE.public_text(), ALICE.public_text()])
+    with pytest.raises(InvalidInput):
+        Trust.of([], need=0)
+
+
+def test_substituters_are_configured_in_one_file() -> None:
+    """Depots, trusted keys, how many are needed, and which are revoked."""
+    depots, trust = trust_from_json(
+        json.dumps(
+            {
+                "depots": ["https://x/"],
+                "trusted": [ALICE.public_text()],
+                "need": 1,
+                "revoked": ["bob"],
+            }
+        )
+    )
+    assert (depots, list(trust.keys), trust.need, trust.revoked) == (
+        ["https://x/"],
+        ["alice"],
+        1,
+        frozenset({"bob"}),
+    )
+    for text in ("", "[]", "{", '{"trusted": 7}'):
+        with pytest.raises(StoreCorrupt):
+            trust_from_json(text)
+
+
+@pytest.mark.parametrize("data", [b"", b"{}", b"[]", b'{"version":1}'])
+def test_damaged_claims_are_refused(data: bytes) -> None:
+    """Bytes that are no claim are corrupt, not a traceback."""
+    with pytest.raises(StoreCorrupt):
+        claim_from_bytes(data, "0" * 64)
