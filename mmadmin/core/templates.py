@@ -78,13 +78,22 @@ def _coerce_unknown(patch: Table, where: str) -> str:
 
 
 def _lenient_effort(patch: Table, where: str) -> str:
-    """The named set: omitted → high, anything but none and high → high."""
+    """The named set: omitted → high, anything but none and high → high, none stays none.
+
+    llama-server takes a top-level `"reasoning_effort": "none"` out of the template's variables and
+    says `enable_thinking = false` instead, so an omitted effort means high only where thinking is
+    not switched off.
+    """
     fields(patch, where, required=("kind",))
     name = "reasoning_effort"
-    default: Table = {"kind": "set-default", "variable": name, "value": "high"}
     allowed: list[Json] = ["none", "high"]
     coerce: Table = {"kind": "", "variable": name, "allowed": allowed, "value": "high"}
-    return _set_default(default, where) + _coerce_unknown(coerce, where)
+    return (
+        f"{{%- if {name} is not defined or {name} is none -%}}"
+        "{%- if enable_thinking is defined and enable_thinking == false -%}"
+        f'{{%- set {name} = "none" -%}}{{%- else -%}}{{%- set {name} = "high" -%}}{{%- endif -%}}'
+        "{%- endif -%}" + _coerce_unknown(coerce, where)
+    )
 
 
 def _prelude(write: Callable[[Table, str], str]) -> Callable[[str, Table, str], str]:
@@ -140,7 +149,10 @@ def describe(patch: Table) -> str:
     if kind == "coerce-unknown":
         return f"{patch['variable']} becomes {patch['value']!r} unless it is in {patch['allowed']}"
     if kind == "reasoning-effort-lenient":
-        return "reasoning_effort: omitted → high, anything but none and high → high"
+        return (
+            "reasoning_effort: omitted → high (none where thinking is switched off), "
+            "anything but none and high → high"
+        )
     if kind == "replace":
         return "one passage is replaced"
     return "a unified diff is applied"
@@ -300,6 +312,7 @@ def conversations() -> dict[str, dict[str, Json]]:
     }
     for effort in ("none", "low", "medium", "high", "bogus"):
         rows[f"effort-{effort}"] = {"messages": plain, "reasoning_effort": effort}
+    rows["thinking-off"] = {"messages": plain, "enable_thinking": False}
     return rows
 
 

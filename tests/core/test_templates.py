@@ -48,6 +48,16 @@ def test_the_lenient_set_changes_just_what_it_says() -> None:
     }
 
 
+def test_an_effort_that_the_server_swallowed_is_none() -> None:
+    """llama-server turns a top-level "none" into enable_thinking = false and no effort at all."""
+    template = apply_patches(STRICT, LENIENT)
+    off, on = ({**PLAIN["plain"], "enable_thinking": value} for value in (False, True))
+    assert render(template, {"off": off, "on": on}) == {
+        "off": {"output": f"<s>[none]{USER_TEXT}"},
+        "on": {"output": f"<s>[high]{USER_TEXT}"},
+    }
+
+
 def test_a_null_effort_counts_as_omitted() -> None:
     """A client that sends null gets the default."""
     rows = render(
