@@ -65,17 +65,27 @@ class HashingWriter:
     """A file that is hashed while it is written; for bytes that arrive from a network.
 
     `with HashingWriter(path) as file: file.write(…)`; afterwards `sha256` and `size` tell what
-    was written. The bytes are on the disk (fsync) when the block ends without an error.
+    was written. The bytes are on the disk (fsync) when the block ends without an error. With
+    `resume`, what is in the file already stays, is read once to be hashed, and counts.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, resume: bool = False) -> None:
         self.path = path
         self.size = 0
         self.sha256 = ""
+        self._resume = resume
 
     def __enter__(self) -> Self:
-        self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        begin = os.O_APPEND if self._resume else os.O_TRUNC
+        self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | begin, 0o644)
         self._hash = HashThread()
+        while self._resume:
+            buffer = self._hash.take()
+            count = os.preadv(self._fd, [buffer], self.size)
+            if count == 0:
+                break
+            self._hash.give(buffer, count)
+            self.size += count
         return self
 
     def write(self, data: bytes | memoryview) -> None:

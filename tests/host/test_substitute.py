@@ -1,0 +1,273 @@
+"""Depots over HTTP: a real server, real sockets, and the ways in which transfers go wrong."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import httpx
+import pytest
+
+from mmadmin.core.builder import realise
+from mmadmin.core.errors import (
+    Gated,
+    InvalidInput,
+    RateLimited,
+    SourceUnavailable,
+    Unauthorized,
+)
+from mmadmin.core.store import Store
+from mmadmin.core.store.claims import SigningKey, Trust
+from mmadmin.core.store.ingest import silent
+from mmadmin.core.store.substitute import Folder, Substituter, bytes_path, push
+from mmadmin.host.substitute import HttpDepot, depot_at, serve
+from tests.core.store.test_substitute import goal
+from tests.core.workshop import Shop, Watch, add, damage, tools_for
+
+ALICE = SigningKey.generate("alice")
+TRUST = Trust.of([ALICE.public_text()])
+CONTENT = bytes(range(256)) * 20_000  # 5 MB
+
+
+@contextmanager
+def running(server: ThreadingHTTPServer) -> Iterator[str]:
+    """The server's address while it runs."""
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    """The store that is served."""
+    return Store(tmp_path / "one", floor_bytes=0)
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Store:
+    """The store that pulls."""
+    return Store(tmp_path / "two", floor_bytes=0)
+
+
+def quick(url: str) -> HttpDepot:
+    """A depot that does not pause between attempts."""
+    return HttpDepot(url, pause_s=0)
+
+
+def test_a_served_store_is_a_depot(store: Store, other: Store) -> None:
+    """Claims are signed as they are asked for; the other store builds nothing."""
+    shop = Shop()
+    done = realise(goal(), store, tools_for, Watch(), recipe_of=shop.recipe_of)
+    with running(serve(store.root, ("127.0.0.1", 0), signer=ALICE)) as url:
+        depot = quick(url)
+        substituter = Substituter(other, [depot], TRUST)
+        fresh = Shop()
+        realise(
+            goal(), other, tools_for, Watch(), recipe_of=fresh.recipe_of, substituter=substituter
+        )
+        depot.close()
+    assert fresh.ran == []
+    assert other.closure(done.object) == store.closure(done.object)
+    assert damage(other) == []
+
+
+def test_a_pushed_folder_behind_a_plain_web_server_is_a_depot(
+    store: Store, other: Store, tmp_path: Path
+) -> None:
+    """Nothing but static files is needed; a server without Range costs only a new start."""
+    found = add(store, "x", {"big": CONTENT, "run*": b"#!"})
+    push(store, [found.name], Folder(tmp_path / "depot"))
+    with running(static(tmp_path / "depot", ranges=False)) as url:
+        depot = quick(url)
+        (other.layout.downloads / f"{found.files[0].sha256}.part").write_bytes(b"wrong beginning")
+        with other.lease("t") as lease:
+            assert Substituter(other, [depot], TRUST).pull(found.name, lease)
+        depot.close()
+    assert damage(other) == []
+
+
+def static(
+    root: Path,
+    *,
+    ranges: bool,
+    cut: Callable[[int], int | None] = lambda _: None,
+    status: int = 0,
+    headers: dict[str, str] | None = None,
+) -> ThreadingHTTPServer:
+    """A web server of a folder. `cut(n)` is how many bytes the n-th answer really sends."""
+
+    class Handler(BaseHTTPRequestHandler):
+        asked: list[str] = []  # noqa: RUF012 (one a server)
+        protocol_version = "HTTP/1.1"
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+            """Quiet."""
+
+        def do_GET(self) -> None:
+            """Answer, perhaps badly."""
+            self.asked.append(self.headers.get("Range", ""))
+            if status:
+                self.send_response(status)
+                for name, value in (headers or {}).items():
+                    self.send_header(name, value)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+                return
+            path = root / self.path.lstrip("/")
+            if not path.is_file():
+                self.send_response(404)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+                return
+            data = path.read_bytes()
+            first = 0
+            if ranges and "Range" in self.headers:
+                first = int(self.headers["Range"].removeprefix("bytes=").rstrip("-"))
+                self.send_response(206)
+                self.send_header("Content-Range", f"bytes {first}-{len(data) - 1}/{len(data)}")
+            else:
+                self.send_response(200)
+            self.send_header("Content-Length", str(len(data) - first))
+            self.end_headers()
+            count = cut(len(self.asked))
+            self.wfile.write(data[first:] if count is None else data[first : first + count])
+            if count is not None:
+                self.close_connection = True
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.asked = Handler.asked  # type: ignore[attr-defined]
+    return server
+
+
+@pytest.fixture
+def depot_folder(tmp_path: Path, store: Store) -> tuple[Path, str, str]:
+    """A pushed folder, the path of its large file, and the file's sha256."""
+    found = add(store, "x", {"big": CONTENT})
+    push(store, [found.name], Folder(tmp_path / "depot"))
+    return tmp_path / "depot", bytes_path(found.files[0].sha256), found.files[0].sha256
+
+
+def test_a_transfer_that_breaks_goes_on_where_it_stopped(
+    depot_folder: tuple[Path, str, str], tmp_path: Path
+) -> None:
+    """Connections that end early lose nothing: the rest is asked for."""
+    root, path, sha256 = depot_folder
+    server = static(root, ranges=True, cut=lambda n: 1_000_000 * n if n < 3 else None)
+    with running(server) as url:
+        depot = quick(url)
+        assert depot.fetch(path, tmp_path / "part", len(CONTENT), silent) == sha256
+        depot.close()
+    assert server.asked == ["", "bytes=1000000-", "bytes=3000000-"]  # type: ignore[attr-defined]
+    assert (tmp_path / "part").read_bytes() == CONTENT
+
+
+def test_a_part_of_an_earlier_process_is_gone_on_with(
+    depot_folder: tuple[Path, str, str], tmp_path: Path
+) -> None:
+    """Whatever was transferred before a kill is not transferred again, at any byte."""
+    root, path, sha256 = depot_folder
+    for have in (1, 65_537, len(CONTENT) - 1, len(CONTENT), len(CONTENT) + 5):
+        (tmp_path / "part").write_bytes(CONTENT[:have].ljust(have, b"x"))
+        server = static(root, ranges=True)
+        with running(server) as url:
+            depot = quick(url)
+            assert depot.fetch(path, tmp_path / "part", len(CONTENT), silent) == sha256
+            depot.close()
+        assert server.asked == [f"bytes={have}-" if have < len(CONTENT) else ""]  # type: ignore[attr-defined]
+
+
+def test_a_server_that_always_breaks_is_given_up_and_the_part_kept(
+    depot_folder: tuple[Path, str, str], tmp_path: Path
+) -> None:
+    """After a few attempts it is unavailable, in words; the bytes so far stay."""
+    root, path, _ = depot_folder
+    with running(static(root, ranges=True, cut=lambda _: 1000)) as url:
+        depot = quick(url)
+        with pytest.raises(SourceUnavailable, match="does not answer"):
+            depot.fetch(path, tmp_path / "part", len(CONTENT), silent)
+        depot.close()
+    assert (tmp_path / "part").stat().st_size == 5000
+    with pytest.raises(SourceUnavailable):
+        quick("http://127.0.0.1:9").read("x")
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "error"),
+    [
+        (401, {}, Unauthorized),
+        (403, {}, Gated),
+        (418, {}, SourceUnavailable),
+        (429, {"Retry-After": "900"}, RateLimited),
+        (500, {}, SourceUnavailable),
+    ],
+)
+def test_refusals_are_told_apart(
+    tmp_path: Path, status: int, headers: dict[str, str], error: type[Exception]
+) -> None:
+    """Each status has its own meaning; only a 404 is a miss."""
+    with running(static(tmp_path, ranges=True, status=status, headers=headers)) as url:
+        depot = quick(url)
+        with pytest.raises(error):
+            depot.read("x")
+        with pytest.raises(error):
+            depot.fetch("x", tmp_path / "part", 10, silent)
+        depot.close()
+    with running(static(tmp_path, ranges=True)) as url:
+        depot = quick(url)
+        assert depot.read("x") is None
+        assert depot.fetch("x", tmp_path / "part", 10, silent) is None
+        depot.close()
+
+
+def test_only_the_layout_is_served(store: Store) -> None:
+    """No other file of the machine, no claims without a signer, ranges as the standard says."""
+    found = add(store, "x", {"big": CONTENT})
+    blob = bytes_path(found.files[0].sha256)
+    (store.root / "secret").write_text("secret")
+    with running(serve(store.root, ("127.0.0.1", 0))) as url, httpx.Client(base_url=url) as client:
+        for path in (
+            "/",
+            "/secret",
+            "/index.sqlite3",
+            "/blobs/sha256/../../secret",
+            "/blobs/sha256/%2e%2e/%2e%2e/secret",
+            f"/realisations/{'0' * 64}.json",
+            "/objects/x.json",
+            f"/blobs/sha256/00/{found.files[0].sha256}",
+        ):
+            assert client.get(path).status_code == 404, path
+        assert client.get(f"/{blob}").content == CONTENT
+        assert client.head(f"/{blob}").headers["Content-Length"] == str(len(CONTENT))
+        some = client.get(f"/{blob}", headers={"Range": "bytes=10-19"})
+        assert (some.status_code, some.content, some.headers["Content-Range"]) == (
+            206,
+            CONTENT[10:20],
+            f"bytes 10-19/{len(CONTENT)}",
+        )
+        rest = client.get(f"/{blob}", headers={"Range": f"bytes={len(CONTENT) - 3}-"})
+        assert rest.content == CONTENT[-3:]
+        assert (
+            client.get(f"/{blob}", headers={"Range": f"bytes={len(CONTENT)}-"}).status_code == 416
+        )
+        assert client.get(f"/objects/{found.name}.json").json()["name"] == found.name
+        assert client.post(f"/{blob}").status_code == 501
+
+
+def test_addresses_are_folders_or_http(tmp_path: Path) -> None:
+    """Anything else is refused in words."""
+    assert isinstance(depot_at(str(tmp_path)), Folder)
+    assert isinstance(depot_at(f"file://{tmp_path}"), Folder)
+    depot = depot_at("https://depot.example/x/")
+    assert isinstance(depot, HttpDepot)
+    assert depot.label == "https://depot.example/x"
+    depot.close()
+    with pytest.raises(InvalidInput):
+        depot_at("ftp://x")
