@@ -222,3 +222,14 @@ class NewPassword(Described):
         widget=forms.PasswordInput(attrs={"autocomplete": "new-password"}),
         help_text="At least 8 characters, and not a common one.",
     )
+
+
+class NewToken(Described):
+    """What a personal API token is for."""
+
+    note = forms.CharField(
+        label="What it is for",
+        required=False,
+        max_length=255,
+        widget=forms.TextInput(attrs={"placeholder": "Deploy script on my laptop"}),
+    )

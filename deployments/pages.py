@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from django.urls import path
 
-from deployments.views import audit, builds, deployments, editing, keys, overview, session, stream
+from deployments.views import (
+    audit,
+    builds,
+    deployments,
+    editing,
+    hosts,
+    keys,
+    overview,
+    people,
+    session,
+    stream,
+    usage,
+)
 
 urlpatterns = [
     path("login/", session.login, name="login"),
@@ -12,6 +24,7 @@ urlpatterns = [
     path("", overview.overview, name="overview"),
     path("events/", stream.stream, name="events"),
     path("deployments/new/", editing.new, name="new-deployment"),
+    path("deployments/new/fields/", editing.fields, name="spec-fields"),
     path("deployments/<str:name>/", deployments.deployment, name="deployment"),
     path("deployments/<str:name>/edit/", editing.new, name="edit-deployment"),
     path("deployments/<str:name>/compare/", deployments.compare, name="compare"),
@@ -55,5 +68,14 @@ urlpatterns = [
     path("keys/<str:key_id>/suspend/", keys.confirm, {"act": "suspend"}, name="suspend-key"),
     path("keys/<str:key_id>/rotate/", keys.confirm, {"act": "rotate"}, name="rotate-key"),
     path("keys/<str:key_id>/resume/", keys.resume, name="resume-key"),
+    path("usage/", usage.usage, name="usage"),
+    path("hosts/", hosts.hosts, name="hosts"),
+    path("people/", people.people, name="people"),
+    path("people/new/", people.new, name="new-user"),
+    path("people/<str:username>/role/", people.role, name="set-role"),
+    path("people/<str:username>/active/", people.active, name="set-active"),
+    path("account/", people.account, name="account"),
+    path("account/tokens/", people.new_token, name="new-token"),
+    path("account/tokens/<str:token_id>/revoke/", people.revoke_token, name="revoke-token"),
     path("audit/", audit.audit, name="audit"),
 ]

@@ -125,6 +125,24 @@
   });
   on("input", "textarea.code", (area) => { area.dataset.typed = "1"; delete area.dataset.free; });
 
+  /* the editor's form: shown where it can work; the parser's word stands beside its field */
+  for (const part of document.querySelectorAll("[data-needs-js]")) part.hidden = false;
+  const blame = () => {
+    const found = document.getElementById("spec-problem");
+    if (!found) return;
+    for (const old of document.querySelectorAll("[data-row] > .wrong")) old.remove();
+    for (const old of document.querySelectorAll("[data-row] [aria-invalid]")) old.removeAttribute("aria-invalid");
+    const row = found.dataset.field && document.querySelector(`[data-row="${CSS.escape(found.dataset.field)}"]`);
+    if (!row) return;
+    const words = document.createElement("p");
+    words.className = "wrong";
+    words.textContent = found.dataset.words;
+    row.append(words);
+    row.querySelector("input, select, textarea")?.setAttribute("aria-invalid", "true");
+    for (let at = row.closest("details"); at; at = at.parentElement.closest("details")) at.open = true;
+  };
+  document.addEventListener("htmx:afterSettle", blame);
+
   /* log: follow, search */
   const view = document.getElementById("log");
   if (view) {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -15,7 +15,7 @@ from django.utils import timezone
 from django.utils.html import escape, format_html, format_html_join
 from django.utils.safestring import SafeString, mark_safe
 
-from deployments.queries import DiffRow
+from mmadmin.core.diff import DiffRow
 
 register = template.Library()
 
@@ -45,6 +45,10 @@ LOOKS: dict[str, tuple[str, str]] = {
     "cancelled": ("s-off", "idle"),
     "revoked": ("s-off", "bad"),
     "new": ("s-idle", "idle"),
+    "ok": ("s-done", "ok"),
+    "passed": ("s-done", "ok"),
+    "skipped": ("s-past", "idle"),
+    "warning": ("s-drain", "warn"),
     "failed": ("s-bad", "bad"),
     "errored": ("s-bad", "bad"),
 }
@@ -80,6 +84,12 @@ def icon(name: str, label: str = "") -> SafeString:
         static("icons.svg"),
         name,
     )
+
+
+@register.simple_tag
+def sprite(name: str) -> SafeString:
+    """A drawing from the sprite, for use inside another picture."""
+    return format_html('<use href="{}#{}"></use>', static("icons.svg"), name)
 
 
 @register.simple_tag
@@ -219,6 +229,21 @@ def percent(part: float | None, whole: float | None) -> int:
     return max(0, min(100, round(100 * part / whole)))
 
 
+@register.filter
+def share(part: float | None, whole: float | None) -> str:
+    """A part in per cent, with a digit where it is small."""
+    if not whole:
+        return NOTHING
+    value = 100 * (part or 0) / whole
+    return f"{value:.1f} %" if 0 < value < 10 else f"{value:.0f} %"  # noqa: PLR2004
+
+
+@register.filter
+def used_disk(facts: dict[str, Any]) -> int:
+    """Bytes of the store's disk in use."""
+    return int(facts.get("disk_total_bytes") or 0) - int(facts.get("disk_free_bytes") or 0)
+
+
 @register.simple_tag
 def bar(part: float | None, whole: float | None, label: str, tone: str = "") -> SafeString:
     """A bar, filled by `part` of `whole`, with its words for who does not see it."""
@@ -228,6 +253,30 @@ def bar(part: float | None, whole: float | None, label: str, tone: str = "") -> 
         tone,
         label,
         percent(part, whole),
+    )
+
+
+@register.simple_tag
+def parts_bar(parts: Sequence[tuple[str, int, str]], total: int, label: str) -> SafeString:
+    """A bar of (name, size, class) parts of `total`, one after the other."""
+    pieces, at = [], 0.0
+    for name, part, css in parts:
+        width = 100 * part / total if total else 0
+        pieces.append(
+            format_html(
+                '<rect class="{}" x="{}%" width="{}%" height="100%"><title>{}: {}</title></rect>',
+                css,
+                f"{at:.2f}",
+                f"{width:.2f}",
+                name,
+                size(part),
+            )
+        )
+        at += width
+    return format_html(
+        '<svg class="bar tall" role="img" aria-label="{}">{}</svg>',
+        label,
+        mark_safe("".join(pieces)),  # noqa: S308 (every piece was escaped)
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
@@ -9,6 +11,7 @@ from django.urls import reverse
 from django.views.decorators.http import require_POST
 
 from deployments import actions, queries
+from deployments.drawing.graph import Node, draw
 from deployments.models import Build, LogChunk
 from deployments.views.page import attempt, in_words, number_of, page, person, show
 from mmadmin.core.errors import MmError
@@ -50,6 +53,7 @@ def _sums(it: Build) -> dict[str, object]:
         "to_fetch": sum(s.size_bytes for s in steps if s.state in {"waiting", "running"}),
         "plan": plan,
         "active": it.state in {"queued", "running"},
+        "graph": draw(cast("list[Node]", steps)),
     }
 
 

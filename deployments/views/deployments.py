@@ -45,14 +45,14 @@ def generation(request: HttpRequest, name: str, number: int) -> HttpResponse:
     me = person(request)
     row = queries.deployment(me, name)
     it = queries.generation(me, name, number)
-    launched = next((r for r in row.replicas if r.generation_id == it.generation.pk), None)
-    argv = launched.launch.get("argv", []) if launched else []
+    command = shlex.join(map(str, it.generation.command or []))
     context = {
         "nav": "overview",
         "row": row,
         "it": it,
         "startable": STARTABLE,
-        "launch": shlex.join(map(str, argv)).replace(" --", " \\\n  --"),
+        "launch": command.replace(" --", " \\\n  --"),
+        "probes": (it.generation.probe_report or {}).get("rows", []),
     }
     return show(request, "deployment/generation.html", context)
 

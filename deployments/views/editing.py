@@ -9,9 +9,10 @@ from typing import NamedTuple
 import tomlkit
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
+from django.views.decorators.http import require_POST
 
 import deployments
-from deployments import actions, queries
+from deployments import actions, queries, spec_form
 from deployments.forms import Deploy
 from deployments.views.page import blame, operator, page, person, show
 from mmadmin.core.errors import MmError
@@ -64,6 +65,26 @@ def new(request: HttpRequest, name: str = "") -> HttpResponse:
     return _editor(request, Deploy(initial={"spec_toml": text}), row, chosen=chosen)
 
 
+@require_POST
+@page
+def fields(request: HttpRequest) -> HttpResponse:
+    """Bring form and file in line: from the one that was changed to the other."""
+    operator(request)
+    text = request.POST.get("spec_toml", "")
+    from_form = request.POST.get("direction") == "form"
+    context: dict[str, object] = {"from_form": from_form}
+    try:
+        before = text
+        if from_form:
+            text = spec_form.write(text, request.POST.dict())
+        if not from_form or spec_form.sources(before) != spec_form.sources(text):
+            context["sections"] = spec_form.sections(text)
+        context["problem"] = spec_form.problem(text)
+    except MmError as error:
+        context["problem"] = error
+    return show(request, "editing/_synced.html", {**context, "text": text})
+
+
 def _send(request: HttpRequest, form: Deploy) -> HttpResponse:
     """Plan or build what the form holds, and go to where it can be watched."""
     me = person(request)
@@ -85,7 +106,14 @@ def _editor(
     chosen: Entry | None = None,
     status: int = 200,
 ) -> HttpResponse:
+    text = str(form["spec_toml"].value() or "")
+    try:
+        sections = spec_form.sections(text)
+    except MmError:
+        sections = []
     context = {
+        "sections": sections,
+        "problem": spec_form.problem(text) if text.strip() and not form.errors else None,
         "nav": "new" if row is None else "overview",
         "form": form,
         "row": row,

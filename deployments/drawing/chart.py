@@ -1,0 +1,174 @@
+"""Charts of values over time: stacked bars and lines.
+
+The picture stretches with the page while its words stay text beside it, so that both are sharp
+from 390 px to 2560 px.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+WIDTH, HEIGHT = 1000, 200
+FILL = 0.82
+"""Part of a slot that its bar fills."""
+TICKS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One named row of values, in the order of the times."""
+
+    name: str
+    values: Sequence[float]
+    css: str
+    """Class of its colour."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A rectangle, with its words."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+    css: str
+    words: str
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """A drawn chart."""
+
+    name: str
+    title: str
+    series: Sequence[Series]
+    bars: Sequence[Bar]
+    lines: Sequence[tuple[str, str]]
+    """(path, class)"""
+    y_words: Sequence[str]
+    """Top to bottom."""
+    x_words: Sequence[str]
+    """Left to right."""
+    label: str
+    empty: bool
+    width: int = WIDTH
+    height: int = HEIGHT
+
+
+def nice(top: float) -> float:
+    """The least of 1, 2, 2.5, 5 times a power of ten that is not under `top`."""
+    if top <= 0:
+        return 1.0
+    size = 10.0 ** math.floor(math.log10(top))
+    return next(size * step for step in (1, 2, 2.5, 5, 10) if size * step >= top - 1e-9)
+
+
+def draw(
+    name: str,
+    title: str,
+    times: Sequence[datetime],
+    series: Sequence[Series],
+    *,
+    words: Callable[[float], str],
+    lines: bool = False,
+) -> Chart:
+    """Stacked bars, or lines over each other."""
+    count = len(times)
+    totals = [sum(s.values[i] for s in series) for i in range(count)]
+    peak = (
+        max((max(s.values, default=0) for s in series), default=0)
+        if lines
+        else max(totals, default=0)
+    )
+    top = nice(peak)
+    bars = [] if lines else _bars(times, series, top, words)
+    paths = [(_line(s.values, top), s.css) for s in series] if lines else []
+    return Chart(
+        name=name,
+        title=title,
+        series=series,
+        bars=bars,
+        lines=paths,
+        y_words=(words(top), words(top / 2), words(0)),
+        x_words=_x_words(times),
+        label=_label(title, times, series, words, lines=lines),
+        empty=peak <= 0,
+    )
+
+
+def _bars(
+    times: Sequence[datetime], series: Sequence[Series], top: float, words: Callable[[float], str]
+) -> list[Bar]:
+    slot = WIDTH / max(1, len(times))
+    bars = []
+    for i, moment in enumerate(times):
+        below = 0.0
+        for s in series:
+            value = s.values[i]
+            if value <= 0:
+                continue
+            tall = HEIGHT * value / top
+            below += tall
+            said = f"{moment:%a %d %b %H:%M} UTC: {words(value)} {s.name}"
+            bars.append(
+                Bar(
+                    round(i * slot + slot * (1 - FILL) / 2, 2),
+                    round(HEIGHT - below, 2),
+                    round(slot * FILL, 2),
+                    round(tall, 2),
+                    s.css,
+                    said,
+                )
+            )
+    return bars
+
+
+def _line(values: Sequence[float], top: float) -> str:
+    """A path with a gap wherever there is no value."""
+    slot = WIDTH / max(1, len(values))
+    pieces, drawn = [], False
+    for i, value in enumerate(values):
+        if value <= 0:
+            drawn = False
+            continue
+        x, y = round((i + 0.5) * slot, 1), round(HEIGHT - HEIGHT * value / top, 1)
+        alone = not drawn and (i + 1 == len(values) or values[i + 1] <= 0)
+        pieces.append(f"{'L' if drawn else 'M'}{x} {y}" + ("h0.1" if alone else ""))
+        drawn = True
+    return "".join(pieces)
+
+
+def _x_words(times: Sequence[datetime]) -> list[str]:
+    if not times:
+        return []
+    days = (times[-1] - times[0]).days >= 2  # noqa: PLR2004
+    step = max(1, len(times) // TICKS)
+    return [f"{t:%d %b}" if days else f"{t:%H:%M}" for t in times[::step]]
+
+
+def _label(
+    title: str,
+    times: Sequence[datetime],
+    series: Sequence[Series],
+    words: Callable[[float], str],
+    *,
+    lines: bool,
+) -> str:
+    if not times:
+        return f"{title}: no data."
+    parts = []
+    for s in series:
+        best = max(range(len(times)), key=lambda i: s.values[i])
+        filled = [v for v in s.values if v > 0]
+        mean = sum(filled) / len(filled) if filled else 0
+        middle = f"mean {words(mean)}" if lines else f"{words(sum(s.values))} in all"
+        parts.append(
+            f"{s.name}: {middle}, most {words(s.values[best])} on {times[best]:%d %b %H:%M}"
+        )
+    return (
+        f"{title} from {times[0]:%d %b %H:%M} to {times[-1]:%d %b %H:%M} UTC. {'; '.join(parts)}."
+    )

@@ -1,0 +1,112 @@
+"""Hosts: what each machine has, what holds its memory, whether its worker answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from django.http import HttpRequest, HttpResponse
+from django.utils import timezone
+
+from deployments import queries
+from deployments.models import Host, Replica
+from deployments.views.page import page, person, show
+
+SILENT = timedelta(minutes=2)
+"""A worker that was not heard of for so long is said to be away."""
+COLOURS = ("s0", "s1", "s2", "s3")
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """One bar: a card or the main memory, with what holds it."""
+
+    name: str
+    total: int
+    parts: list[tuple[str, int, str]]
+    """(what, bytes, class)"""
+    free: int
+
+    @property
+    def used(self) -> int:
+        """Bytes in use."""
+        return max(0, self.total - self.free)
+
+    @property
+    def words(self) -> str:
+        """Its sentence."""
+        held = ", ".join(name for name, _, _ in self.parts)
+        return (
+            f"{self.name}: {self.used / 2**30:.1f} of {self.total / 2**30:.1f} GiB in use ({held})"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A host as its page shows it."""
+
+    host: Host
+    facts: dict[str, Any]
+    memory: list[Memory]
+    replicas: list[Replica]
+    away: bool
+
+
+def machines(hosts: Iterable[Host], rows: Iterable[queries.DeploymentRow]) -> list[Machine]:
+    """The hosts with their memory and the replicas that hold it."""
+    running: dict[int, list[Replica]] = {}
+    for row in rows:
+        for replica in row.replicas:
+            running.setdefault(replica.host_id, []).append(replica)
+    now = timezone.now()
+    return [
+        Machine(
+            host=host,
+            facts=host.facts,
+            memory=memory(host.facts, running.get(host.pk, [])),
+            replicas=running.get(host.pk, []),
+            away=host.seen_at is None or now - host.seen_at > SILENT,
+        )
+        for host in hosts
+    ]
+
+
+def memory(facts: dict[str, Any], replicas: list[Replica]) -> list[Memory]:
+    """GPU cards where there are any, else the main memory."""
+    by_pid = {replica.pid: replica.generation.uid for replica in replicas if replica.pid}
+    cards = [_card(gpu, by_pid) for gpu in facts.get("gpus") or []]
+    if cards:
+        return cards
+    total = int(facts.get("memory_total_bytes") or 0)
+    free = int(facts.get("memory_available_bytes") or 0)
+    if not total:
+        return []
+    return [Memory("Memory", total, [("in use", total - free, "s0")], free)]
+
+
+def _card(gpu: dict[str, Any], by_pid: dict[int, str]) -> Memory:
+    total, free = int(gpu["memory_total_bytes"]), int(gpu["memory_free_bytes"])
+    parts: list[tuple[str, int, str]] = []
+    for process in gpu.get("processes") or []:
+        name = by_pid.get(process["pid"], f"pid {process['pid']}")
+        css = COLOURS[len(parts) % len(COLOURS)] if process["pid"] in by_pid else "other"
+        parts.append((name, int(process["memory_bytes"]), css))
+    rest = total - free - sum(size for _, size, _ in parts)
+    if rest > 0:
+        parts.append(("driver and others", rest, "other"))
+    return Memory(f"GPU {gpu['index']}", total, parts, free)
+
+
+@page
+def hosts(request: HttpRequest) -> HttpResponse:
+    """Every host."""
+    me = person(request)
+    found = machines(queries.hosts(me), queries.deployments_overview(me))
+    return show(
+        request,
+        "hosts/page.html",
+        {"nav": "hosts", "machines": found},
+        parts={"hosts": "hosts/_hosts.html"},
+    )

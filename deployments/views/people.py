@@ -1,0 +1,135 @@
+"""People: who may come in and what they may do; one's own password and API tokens."""
+
+from __future__ import annotations
+
+from django.contrib import messages
+from django.contrib.auth import update_session_auth_hash
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect
+from django.urls import reverse
+from django.views.decorators.http import require_POST
+
+from deployments import actions, queries
+from deployments.forms import NewPassword, NewToken, NewUser
+from deployments.models import Role
+from deployments.views.page import admin, attempt, blame, page, person, show
+from mmadmin.core.errors import MmError
+
+ROLES = (
+    (Role.VIEWER, "viewer", "sees everything but keys and the audit log"),
+    (Role.OPERATOR, "operator", "also deploys, activates and rolls back"),
+    (Role.ADMIN, "admin", "also keys and people"),
+)
+
+
+@page
+def people(request: HttpRequest) -> HttpResponse:
+    """Everybody with an account."""
+    me = admin(request)
+    return show(
+        request, "people/list.html", {"nav": "people", "people": queries.users(me), "roles": ROLES}
+    )
+
+
+@page
+def new(request: HttpRequest) -> HttpResponse:
+    """Let somebody in."""
+    me = admin(request)
+    form = NewUser(request.POST or None)
+    status = 200
+    if request.method == "POST":
+        if form.is_valid():
+            try:
+                user = actions.create_user(me, **form.cleaned_data)
+            except MmError as error:
+                blame(form, error)
+            else:
+                messages.success(request, f"{user} can log in now.")
+                return redirect("people")
+        status = 422
+    return show(request, "people/new.html", {"nav": "people", "form": form}, status=status)
+
+
+@require_POST
+@page
+def role(request: HttpRequest, username: str) -> HttpResponse:
+    """Change what somebody may do."""
+    word = request.POST.get("role", "")
+    return attempt(
+        request,
+        lambda: actions.set_role(person(request), username, word),
+        f"{username} is {word} now.",
+        reverse("people"),
+    )
+
+
+@require_POST
+@page
+def active(request: HttpRequest, username: str) -> HttpResponse:
+    """Switch an account off or on."""
+    on = request.POST.get("on") == "1"
+    return attempt(
+        request,
+        lambda: actions.set_user_active(person(request), username, on=on),
+        f"{username} {'may log in again' if on else 'is kept out'}.",
+        reverse("people"),
+    )
+
+
+@page
+def account(request: HttpRequest) -> HttpResponse:
+    """One's own account: password and API tokens."""
+    me = person(request)
+    form = NewPassword(request.POST or None)
+    if request.method == "POST" and form.is_valid():
+        if me.check_password(form.cleaned_data["old"]):
+            try:
+                user = actions.set_password(me, me.get_username(), form.cleaned_data["password"])
+            except MmError as error:
+                blame(form, error)
+            else:
+                update_session_auth_hash(request, user)
+                messages.success(request, "Your password is changed. Other sessions are ended.")
+                return redirect("account")
+        else:
+            form.add_error("old", "This is not your present password.")
+    context = {
+        "nav": "account",
+        "form": form,
+        "tokens": queries.tokens(me),
+        "token_form": NewToken(),
+    }
+    status = 422 if form.errors else 200
+    return show(request, "account/page.html", context, status=status)
+
+
+@require_POST
+@page
+def new_token(request: HttpRequest) -> HttpResponse:
+    """Make a personal API token and show it, this once."""
+    form = NewToken(request.POST)
+    if not form.is_valid():
+        messages.error(request, "The note is too long.")
+        return redirect("account")
+    token, text = actions.issue_token(person(request), note=form.cleaned_data["note"])
+    context = {
+        "nav": "account",
+        "token": token,
+        "text": text,
+        "origin": request.build_absolute_uri("/"),
+    }
+    answer = show(request, "account/token.html", context)
+    answer["Cache-Control"] = "no-store, private"
+    return answer
+
+
+@require_POST
+@page
+def revoke_token(request: HttpRequest, token_id: str) -> HttpResponse:
+    """End a personal token."""
+    return attempt(
+        request,
+        lambda: actions.revoke_token(person(request), token_id),
+        "The token is revoked.",
+        reverse("account"),
+    )

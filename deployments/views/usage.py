@@ -1,0 +1,191 @@
+"""The books: requests, tokens, latency and failures over time; as charts, a table and CSV."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from io import StringIO
+from typing import Any, Literal, cast
+
+from django.http import HttpRequest, HttpResponse
+from django.utils import timezone
+
+from deployments import queries
+from deployments.drawing.chart import Chart, Series, draw
+from deployments.models import User
+from deployments.templatetags.mm import brief, milliseconds
+from deployments.views.page import page, person, show
+
+By = Literal["hour", "day", "key", "deployment", "generation"]
+
+SPANS: dict[str, tuple[str, timedelta, Literal["hour", "day"]]] = {
+    "24h": ("24 hours", timedelta(hours=24), "hour"),
+    "7d": ("7 days", timedelta(days=7), "hour"),
+    "30d": ("30 days", timedelta(days=30), "day"),
+    "90d": ("90 days", timedelta(days=90), "day"),
+}
+GROUPS = (
+    ("deployment", "deployment"),
+    ("generation", "generation"),
+    ("key", "key"),
+    ("day", "day"),
+)
+COLUMNS = (
+    "requests",
+    "failed",
+    "prompt_tokens",
+    "completion_tokens",
+    "cached_tokens",
+    "reasoning_tokens",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is looked at."""
+
+    span: str
+    deployment: str
+    key_id: str
+    by: By
+    since: datetime
+    until: datetime
+
+    @classmethod
+    def of(cls, request: HttpRequest) -> Wanted:
+        """From the address; nonsense is the default."""
+        span = request.GET.get("span", "7d")
+        span = span if span in SPANS else "7d"
+        by = request.GET.get("by", "deployment")
+        _, length, step = SPANS[span]
+        until = timezone.now().replace(minute=0, second=0, microsecond=0) + timedelta(hours=1)
+        since = until - length
+        if step == "day":
+            since = since.replace(hour=0)
+        return cls(
+            span,
+            request.GET.get("deployment", ""),
+            request.GET.get("key", "").removeprefix("sk-mm-"),
+            cast("By", by if by in dict(GROUPS) else "deployment"),
+            since,
+            until,
+        )
+
+
+def charts(me: User, wanted: Wanted) -> list[Chart]:
+    """Requests, tokens and latency over the span."""
+    step = SPANS[wanted.span][2]
+    rows = queries.usage(
+        me,
+        since=wanted.since,
+        until=wanted.until,
+        deployment=wanted.deployment,
+        key_id=wanted.key_id,
+        by=step,
+    )
+    found = {row[step]: row for row in rows}
+    length = timedelta(hours=1) if step == "hour" else timedelta(days=1)
+    times = list(_times(wanted.since, wanted.until, length))
+    each = [found.get(moment, {}) for moment in times]
+    return [
+        draw("requests", "Requests", times, _requests(each), words=brief),
+        draw("tokens", "Tokens", times, _tokens(each), words=brief),
+        draw("latency", "Latency, mean", times, _latency(each), words=milliseconds, lines=True),
+    ]
+
+
+def _times(since: datetime, until: datetime, length: timedelta) -> Iterator[datetime]:
+    while since < until:
+        yield since
+        since += length
+
+
+def _requests(each: Sequence[Mapping[str, Any]]) -> list[Series]:
+    failed = [row.get("failed", 0) for row in each]
+    good = [row.get("requests", 0) - bad for row, bad in zip(each, failed, strict=True)]
+    return [Series("answered", good, "c0"), Series("failed", failed, "cbad")]
+
+
+def _tokens(each: Sequence[Mapping[str, Any]]) -> list[Series]:
+    return [
+        Series("prompt", [row.get("prompt_tokens", 0) for row in each], "c0"),
+        Series("answer", [row.get("completion_tokens", 0) for row in each], "c1"),
+    ]
+
+
+def _latency(each: Sequence[Mapping[str, Any]]) -> list[Series]:
+    def mean(name: str) -> list[float]:
+        return [row.get(name, 0) / row["requests"] if row.get("requests") else 0 for row in each]
+
+    return [
+        Series("first token", mean("ttft_ms"), "l0"),
+        Series("whole answer", mean("duration_ms"), "l1"),
+    ]
+
+
+def table(me: User, wanted: Wanted) -> list[dict[str, Any]]:
+    """The sums, largest first; days newest first."""
+    rows = queries.usage(
+        me,
+        since=wanted.since,
+        until=wanted.until,
+        deployment=wanted.deployment,
+        key_id=wanted.key_id,
+        by=wanted.by,
+    )
+    for row in rows:
+        n = row["requests"] or 1
+        row["mean_ttft_ms"], row["mean_ms"] = row["ttft_ms"] / n, row["duration_ms"] / n
+        row["tokens"] = row["prompt_tokens"] + row["completion_tokens"]
+    if wanted.by == "day":
+        return rows[::-1]
+    return sorted(rows, key=lambda row: -row["tokens"])
+
+
+@page
+def usage(request: HttpRequest) -> HttpResponse:
+    """The page, or the same table as CSV."""
+    me = person(request)
+    wanted = Wanted.of(request)
+    rows = table(me, wanted)
+    if "csv" in request.GET:
+        return _csv(rows, wanted)
+    sums = {name: sum(row[name] for row in rows) for name in (*COLUMNS, "tokens", "ttft_ms")}
+    context = {
+        "nav": "usage",
+        "wanted": wanted,
+        "charts": charts(me, wanted),
+        "rows": rows[:200],
+        "more": max(0, len(rows) - 200),
+        "sums": sums,
+        "ttft": sums["ttft_ms"] / sums["requests"] if sums["requests"] else None,
+        "spans": [(name, words) for name, (words, _, _) in SPANS.items()],
+        "groups": GROUPS,
+        "names": [row.deployment.name for row in queries.deployments_overview(me)],
+    }
+    return show(request, "usage/page.html", context)
+
+
+def _csv(rows: list[dict[str, Any]], wanted: Wanted) -> HttpResponse:
+    names = {"deployment": ["deployment"], "generation": ["deployment", "generation"]}.get(
+        wanted.by, ["key_id" if wanted.by == "key" else wanted.by]
+    )
+    text = StringIO()
+    writer = csv.writer(text)
+    writer.writerow([*names, *COLUMNS, "ttft_ms_sum", "duration_ms_sum"])
+    for row in rows:
+        writer.writerow(
+            [_harmless(row[n]) for n in names]
+            + [row[c] for c in (*COLUMNS, "ttft_ms", "duration_ms")]
+        )
+    answer = HttpResponse(text.getvalue(), content_type="text/csv; charset=utf-8")
+    answer["Content-Disposition"] = f'attachment; filename="usage-{wanted.span}.csv"'
+    return answer
+
+
+def _harmless(value: object) -> str:
+    """Text that no spreadsheet takes for a formula."""
+    text = value.isoformat() if isinstance(value, datetime) else str(value)
+    return f"'{text}" if text[:1] in {"=", "+", "-", "@"} else text
