@@ -127,6 +127,14 @@ def test_a_whole_model_under_a_shard_name_is_refused(tmp_path: Path) -> None:
         read_set(tmp_path / "m-00001-of-00002.gguf")
 
 
+def test_a_shard_under_a_plain_name_is_refused(tmp_path: Path) -> None:
+    """One of three, renamed so that it looks whole: a loader would miss the rest."""
+    paths = make_shards(tmp_path)
+    paths[1].rename(tmp_path / "model.gguf")
+    with pytest.raises(InvalidModel, match=r"model\.gguf: it says that it is"):
+        read_set(tmp_path / "model.gguf")
+
+
 def write_shard(path: Path, number: int, count: int, name: str) -> None:
     """One shard by hand, which repeats the model's name."""
     writer = GGUFWriter(path, "llama")

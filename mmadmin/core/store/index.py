@@ -18,6 +18,7 @@ from mmadmin.core.errors import DiskFull, StoreCorrupt
 
 SCHEMA_VERSION = 1
 BUSY_TIMEOUT_S = 60
+SYNCHRONOUS = "FULL"
 
 SCHEMA = """
 CREATE TABLE object (
@@ -125,7 +126,7 @@ class Index:
             self._path, timeout=BUSY_TIMEOUT_S, isolation_level=None, cached_statements=256
         )
         connection.execute("PRAGMA journal_mode=WAL")
-        connection.execute("PRAGMA synchronous=FULL")
+        connection.execute(f"PRAGMA synchronous={SYNCHRONOUS}")
         self._local.connection = connection
         self._local.pid = os.getpid()
         return connection
