@@ -137,6 +137,13 @@ class Installation:
         os.kill(pid, signal.SIGKILL)
         return pid
 
+    def family(self, program: str) -> list[psutil.Process]:
+        """A supervised program with all that it has started, sandboxes and their content too."""
+        pid = self.supervisor.pid(program)
+        assert pid is not None
+        process = psutil.Process(pid)
+        return [process, *process.children(recursive=True)]
+
     def restarted(self, program: str, old_pid: int) -> None:
         """Wait until the supervisor has started the program again."""
         wait_for(f"a new {program}", lambda: (self.supervisor.pid(program) or old_pid) != old_pid)

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 
 from tests.e2e.installation import CATALOG, Installation, wait_for
@@ -55,14 +56,20 @@ def step(site: Installation, deployment: str, recipe: str) -> dict[str, object]:
     return dict(zip(("state", "attempts", "build"), row, strict=True)) if row else {}
 
 
-def no_leftovers(site: Installation) -> None:
+Family = list[tuple[str, psutil.Process]]
+
+
+def kill_worker(site: Installation) -> Family:
+    """Kill -9 of the worker; all the processes that it had, with their names."""
+    family = [(process.name(), process) for process in site.family("worker")]
+    site.restarted("worker", site.kill("worker"))
+    return family
+
+
+def no_leftovers(site: Installation, family: Family) -> None:
     """Nothing of a killed attempt is left: no process, no staging folder, no lease."""
-    gone = {"ninja", "cmake", "sleep", "bwrap", "llama-gguf-split", "llama-quantize"}
-    wait_for(
-        "the end of the killed attempt's programs",
-        lambda: not [p for p in site.processes() if p.name() in gone],
-        patience_s=20,
-    )
+    _, alive = psutil.wait_procs([process for _, process in family], timeout=20)
+    assert not alive
     store = site.store()
     store.sweep()
     assert not list((site.home.store / "staging").iterdir())
@@ -83,15 +90,15 @@ def test_worker_killed_in_mid_compile(site: Installation, tmp_path: Path) -> Non
     site.run("deploy", str(spec), "--no-activate", "--detach", "--reason", "kill it")
     wait_for("the compile", lambda: step(site, "slow", "build-engine").get("state") == "running")
     time.sleep(1)
-    assert [p for p in site.processes() if p.name() == "ninja"]
-    site.restarted("worker", site.kill("worker"))
+    family = kill_worker(site)
+    assert "ninja" in {name for name, _ in family}
     wait_for("the end", lambda: step(site, "slow", "build-engine").get("state") == "built")
     site.run("follow", "slow")
     ended = step(site, "slow", "build-engine")
     assert (ended["build"], ended["attempts"]) == ("succeeded", 2)
     built = [o.name for o in site.store().objects() if "llama-server-slow" in o.name]
     assert len(built) == 1, built
-    no_leftovers(site)
+    no_leftovers(site, family)
 
 
 @pytest.mark.timeout(600)
@@ -114,7 +121,7 @@ def test_worker_killed_in_mid_merge(
     spec.write_text(text, encoding="utf-8")
     site.run("deploy", str(spec), "--detach", "--reason", "kill it")
     wait_for("the merge", lambda: step(site, "sharded", "merge").get("state") == "running")
-    site.restarted("worker", site.kill("worker"))
+    family = kill_worker(site)
     site.run("follow", "sharded")
     wait_for("live", lambda: site.deployment("sharded")["state"] == "live")
     ended = step(site, "sharded", "merge")
@@ -127,24 +134,25 @@ def test_worker_killed_in_mid_merge(
     assert len(merged) == 1, merged
     assert site.answered(site.key(), "sharded") == "sharded/1"
     site.run("stop", "sharded", "--reason", "tidy")
-    no_leftovers(site)
+    no_leftovers(site, family)
 
 
 class Stream(threading.Thread):
-    """A long streamed chat in the background, as a client sees it."""
+    """A long streamed chat in the background, until it ends or is told to leave."""
 
     def __init__(self, site: Installation, key: str) -> None:
         super().__init__(daemon=True)
         self.site, self.key = site, key
         self.events: list[str] = []
+        self.leave = threading.Event()
         self.failure: Exception | None = None
 
     def run(self) -> None:
-        """Read the stream to its end."""
+        """Read events as they come."""
         body = {
             "model": NAME,
             "messages": [{"role": "user", "content": "Count from one to five hundred."}],
-            "max_tokens": 700,
+            "max_tokens": 4000,
             "stream": True,
             "ignore_eos": True,
         }
@@ -161,46 +169,68 @@ class Stream(threading.Thread):
                 for line in answer.iter_lines():
                     if line.startswith("data: "):
                         self.events.append(line.removeprefix("data: "))
+                    if self.leave.is_set():
+                        return
         except httpx.HTTPError as error:
             self.failure = error
 
-    def flows(self, more: int = 5) -> bool:
-        """True when more events come while we look."""
+    def flows(self) -> None:
+        """More events come, and they are more of the answer."""
         before = len(self.events)
-        wait_for("more of the stream", lambda: len(self.events) >= before + more, patience_s=30)
-        return True
+        wait_for("more of the stream", lambda: len(self.events) > before + 3, patience_s=60)
+        for event in self.events[before:]:
+            assert "error" not in json.loads(event), event
 
 
 @pytest.mark.timeout(900)
 def test_streams_survive_restarts(site: Installation) -> None:
-    """Worker, panel, broker and gate are restarted while a chat streams; it ends as it should."""
-    if "smollm2-135m" not in {d["name"] for d in site.json("status")["deployments"]}:
+    """Worker, panel and broker are restarted while a chat streams; then the gate itself.
+
+    A gate that is told to stop refuses new requests, lets its streams go on, and is replaced when
+    the last of them has ended.
+    """
+    if NAME not in {d["name"] for d in site.json("status")["deployments"]}:
         site.run("deploy", str(CATALOG / f"{NAME}.toml"), "--reason", "for the stream")
     key = site.key()
     site.answered(key, NAME)
-    engine = [p for p in site.processes() if p.name() == "llama-server"]
+    engines = [p for p in site.processes() if p.name() == "llama-server"]
     stream = Stream(site, key)
     stream.start()
-    assert stream.flows()
+    stream.flows()
     site.supervisor.restart_program("panel")
     site.restarted("worker", site.kill("worker"))
     site.restarted("broker", site.kill("broker"))
-    assert stream.flows() or not stream.is_alive()
-    gate = threading.Thread(target=site.supervisor.restart_program, args=("gate",))
-    gate.start()
-    stream.join(150)
-    gate.join(60)
+    stream.flows()
+    gate = site.supervisor.pid("gate")
+    assert gate is not None
+    replacing = threading.Thread(target=site.supervisor.restart_program, args=("gate",))
+    replacing.start()
+    wait_for("the gate's closed door", lambda: not accepts(site, key), patience_s=20)
+    stream.flows()
+    assert psutil.pid_exists(gate)
+    stream.leave.set()
+    stream.join(30)
+    replacing.join(30)
     assert stream.failure is None
-    assert stream.events[-1] == "[DONE]"
-    chunks = [json.loads(event) for event in stream.events[:-1]]
-    assert not [chunk for chunk in chunks if "error" in chunk]
-    assert any(c["choices"] and c["choices"][0]["finish_reason"] for c in chunks)
-    assert [p.pid for p in engine if p.is_running()] == [p.pid for p in engine]
+    assert not stream.is_alive()
+    site.restarted("gate", gate)
+    assert [p.pid for p in engines if p.is_running()] == [p.pid for p in engines]
     wait_for(
         "everything again",
         lambda: all(s["state"] == "running" for s in site.json("status")["services"]),
     )
     assert site.answered(key, NAME).startswith(f"{NAME}/")
+
+
+def accepts(site: Installation, key: str) -> bool:
+    """True while the gate takes new requests."""
+    try:
+        answer = httpx.get(
+            f"{site.gate}/v1/models", headers={"Authorization": f"Bearer {key}"}, trust_env=False
+        )
+    except httpx.TransportError:
+        return False
+    return answer.status_code == httpx.codes.OK
 
 
 @pytest.mark.timeout(600)
