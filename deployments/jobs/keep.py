@@ -1,0 +1,96 @@
+"""What stays in this host's store: generations become roots, and stop being roots, by the rule.
+
+The records say which generations matter; the store's roots follow them. Collecting then frees what
+nothing needs any more.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from django.conf import settings
+from django.db.models import Max, Q, QuerySet
+
+from deployments.models import Generation
+from mmadmin.core.keep import Candidate, keep
+from mmadmin.core.lifecycle import GenerationState
+from mmadmin.core.store import Store
+from mmadmin.core.store.gc import Collected, collect
+
+ROOT_KIND = "generation"
+
+
+@dataclass(frozen=True, slots=True)
+class Renewed:
+    """How the roots changed."""
+
+    kept: dict[str, str]
+    """Why each kept generation is kept, by uid."""
+    let_go: tuple[str, ...]
+
+
+def renew_roots(store: Store, *, last: int | None = None, dry_run: bool = False) -> Renewed:
+    """Make the store's generation roots those that the rule keeps; idempotent.
+
+    `last` overrides how many of each deployment are kept. A generation whose object is not here
+    (yet) gets no root; a root whose generation the records do not know is let go.
+    """
+    kept = keep(_candidates(last), now=time.time())
+    before = {root.key: root for root in store.roots() if root.kind == ROOT_KIND}
+    systems = dict(_systems())
+    if not dry_run:
+        for uid, reason in kept.items():
+            system = systems[uid]
+            root = before.get(uid)
+            if store.has_object(system) and (root is None or root.reason != reason):
+                store.add_root(ROOT_KIND, uid, system, reason)
+    building = {
+        f"{name}/{number}"
+        for name, number in _here()
+        .filter(state__in=[GenerationState.PLANNED, GenerationState.BUILDING])
+        .values_list("deployment__name", "number")
+    }
+    let_go = tuple(sorted(before.keys() - kept.keys() - building))
+    if not dry_run:
+        for uid in let_go:
+            store.remove_root(ROOT_KIND, uid)
+    return Renewed(kept, let_go)
+
+
+def tidy(store: Store) -> Collected:
+    """Let go what the rule no longer keeps, and free what nothing needs."""
+    renew_roots(store)
+    return collect(store)
+
+
+def _here() -> QuerySet[Generation]:
+    return Generation.objects.filter(deployment__host__name=settings.HOST_NAME)
+
+
+def _systems() -> list[tuple[str, str]]:
+    rows = _here().exclude(system="").values_list("deployment__name", "number", "system")
+    return [(f"{name}/{number}", system) for name, number, system in rows]
+
+
+def _candidates(last: int | None) -> list[Candidate]:
+    rows = (
+        _here()
+        .exclude(system="")
+        .annotate(
+            left_live_at=Max("transitions__at", filter=Q(transitions__before=GenerationState.LIVE))
+        )
+        .select_related("deployment")
+    )
+    return [
+        Candidate(
+            uid=row.uid,
+            deployment=row.deployment.name,
+            number=row.number,
+            state=GenerationState(row.state),
+            pinned=row.pinned,
+            last_live_at=row.left_live_at.timestamp() if row.left_live_at else None,
+            last=row.deployment.keep_generations if last is None else last,
+        )
+        for row in rows
+    ]
