@@ -99,8 +99,8 @@ def read_set(one: Path) -> list[Shard]:
 
 def check_set(shards: Sequence[Shard]) -> None:
     """Refuse a set whose parts do not belong together, naming the shard that differs."""
-    if len(shards) == 1 and SPLIT_KEYS.isdisjoint(shards[0].header.metadata):
-        return  # a whole model, also where it is called -00001-of-00001
+    if len(shards) == 1 and (shards[0].header.integer(COUNT) or 0) == 0:
+        return  # a whole model (a merged one keeps the key, as 0), whatever it is called
     for index, shard in enumerate(shards):
         _expect(shard, NO, index, f"it is shard {index + 1} by its name")
         _expect(shard, COUNT, len(shards), f"the set has {len(shards)} files")

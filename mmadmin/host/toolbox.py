@@ -21,6 +21,7 @@ from mmadmin.core.errors import (
     InvalidInput,
     SourceMissing,
     StepFailed,
+    StoreCorrupt,
 )
 from mmadmin.core.recipe import (
     ChildLimits,
@@ -67,6 +68,10 @@ class Staging(Protocol):
 
     def take(self, sha256: str, size: int, to: Path) -> bool:
         """Link a file that the store has already to `to`; False when it has not."""
+        ...
+
+    def keep(self, path: Path, sha256: str) -> None:
+        """Move a fetched file into the store, whatever becomes of this attempt."""
         ...
 
 
@@ -237,14 +242,26 @@ class HostToolbox:
         self._check()
         if self.staging.take(sha256, size, to):
             self.log(f"{to.name}: the store has these bytes already")
-        elif isinstance(source, PathSource):
+        else:
+            self._bring(source, to, sha256, size)
+            if to.stat().st_nlink == 1:
+                # Into the store at once: another file's failure must not cost this one.
+                self.staging.keep(to, sha256)
+                if not self.staging.take(sha256, size, to):
+                    raise StoreCorrupt(
+                        f"{to.name} vanished from the store when it had just come in",
+                        remedy="build again",
+                    )
+        self.hashed(to, sha256)
+
+    def _bring(self, source: Source, to: Path, sha256: str, size: int) -> None:
+        if isinstance(source, PathSource):
             self._copy(Path(source.path), to, sha256, size, source.path)
         elif isinstance(source, UrlSource) and source.url.startswith("file://"):
             path = Path(source.url.removeprefix("file://"))
             self._copy(path, to, sha256, size, source.url)
         else:
             self._download(self._remote(source), to, sha256, size)
-        self.hashed(to, sha256)
 
     def reserve(self, size_bytes: int) -> None:
         """Claim room on the store's disk; raises `DiskFull`."""

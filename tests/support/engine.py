@@ -120,22 +120,23 @@ class EngineStore:
         return self.path("model") / MODEL_FILE
 
     def seed(self, store: Store, *steps: str) -> None:
-        """Copy steps with their records into another store, as if it had built them.
+        """Copy steps into another store with the records of all that led to them.
 
         By default everything that the system needs at run time, so that the catalog's deployment
-        is wholly cached there.
+        is cached there; sources are not copied, only that they led to the engine.
         """
         outputs = Outputs(self.store)
-        wanted = [self.steps[step] for step in steps] or topological(self.goal)
+        wanted = {self.object(step) for step in steps or ("engine", "model", "report", "system")}
         with store.lease("seeding from the test cache") as lease:
-            for derivation in wanted:
+            for derivation in topological(self.goal):
                 known = outputs.of(derivation)
                 assert known.object is not None
                 assert known.resolved_key is not None
-                store.copy_object_from(self.store, known.object, lease)
+                if known.object in wanted:
+                    store.copy_object_from(self.store, known.object, lease)
                 record = self.store.realisation(known.resolved_key)
                 if record is not None:
-                    store.record(record, derivation)
+                    store.record(record, derivation, only_claimed=True)
 
 
 def engine_store() -> EngineStore:

@@ -20,13 +20,34 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-Content = bytes | Path
+
+@dataclass(frozen=True)
+class Hollow:
+    """A file of any size: its head, then zeros. Its digest is made up."""
+
+    head: bytes
+    size: int
+
+
+Content = bytes | Path | Hollow
 Fault = Callable[["Handler"], bool]
 """Answers a request wrongly; True when it has answered, False to go on as usual."""
 
 
 def read(content: Content) -> bytes:
+    if isinstance(content, Hollow):
+        return b"hollow %d " % content.size + content.head
     return content.read_bytes() if isinstance(content, Path) else content
+
+
+def size_of(content: Content) -> int:
+    return content.size if isinstance(content, Hollow) else len(read(content))
+
+
+def piece_of(content: Content, start: int, end: int) -> bytes:
+    if isinstance(content, Hollow):
+        return content.head[start:end].ljust(end - start, b"\0")
+    return read(content)[start:end]
 
 
 @dataclass
@@ -128,7 +149,7 @@ class Handler(BaseHTTPRequestHandler):
             self.refuse(404, "RevisionNotFound", f"Invalid rev id: {revision}")
             return
         if len(parts) > 2 and parts[2] == "tree":
-            self.send_json([self.entry(repo, p, read(c)) for p, c in sorted(commit.files.items())])
+            self.send_json([self.entry(repo, p, c) for p, c in sorted(commit.files.items())])
             return
         self.send_json(
             {
@@ -149,12 +170,13 @@ class Handler(BaseHTTPRequestHandler):
             }
         )
 
-    def entry(self, repo: Repo, path: str, data: bytes) -> dict[str, object]:
+    def entry(self, repo: Repo, path: str, content: Content) -> dict[str, object]:
+        data, size = read(content), size_of(content)
         blob = hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
-        entry: dict[str, object] = {"type": "file", "oid": blob, "size": len(data), "path": path}
-        if len(data) >= repo.lfs_from:
+        entry: dict[str, object] = {"type": "file", "oid": blob, "size": size, "path": path}
+        if size >= repo.lfs_from:
             sha = hashlib.sha256(data).hexdigest()
-            entry["lfs"] = {"oid": sha, "size": len(data), "pointerSize": 134}
+            entry["lfs"] = {"oid": sha, "size": size, "pointerSize": 134}
         return entry
 
     def resolve(self, name: str, revision: str, path: str) -> None:
@@ -169,9 +191,9 @@ class Handler(BaseHTTPRequestHandler):
             self.refuse(404, "EntryNotFound", "Entry not found")
             return
         content = commit.files[path]
-        data = read(content)
+        data, size = read(content), size_of(content)
         headers = {"X-Repo-Commit": commit.sha}
-        if len(data) < repo.lfs_from:
+        if size < repo.lfs_from:
             blob = hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
             self.send_content(content, headers, etag=blob)
             return
@@ -181,7 +203,7 @@ class Handler(BaseHTTPRequestHandler):
         for key, value in headers.items():
             self.send_header(key, value)
         self.send_header("X-Linked-Etag", f'"{sha}"')
-        self.send_header("X-Linked-Size", str(len(data)))
+        self.send_header("X-Linked-Size", str(size))
         self.send_header("Location", f"{self.hub.cdn_url}/cdn/{sha}?signature=once")
         self.send_header("Content-Length", "0")
         self.end_headers()
@@ -233,16 +255,16 @@ class Handler(BaseHTTPRequestHandler):
         pause_s: float = 0.0,
     ) -> None:
         """A file, as a good server sends it; `cut` drops the connection after so many bytes."""
-        data = read(content)
-        etag = f'"{etag or hashlib.sha256(data).hexdigest()}"'
-        start, end, status = 0, len(data), 200
+        size = size_of(content)
+        etag = f'"{etag or hashlib.sha256(read(content)).hexdigest()}"'
+        start, end, status = 0, size, 200
         asked = self.headers.get("Range", "")
         if ranges and asked.startswith("bytes=") and self.headers.get("If-Range", etag) == etag:
             first, _, last = asked.removeprefix("bytes=").partition("-")
-            start, end = int(first), min(len(data), int(last) + 1 if last else len(data))
+            start, end = int(first), min(size, int(last) + 1 if last else size)
             status = 206
-            if start >= len(data):
-                self.refuse(416, headers={"Content-Range": f"bytes */{len(data)}"})
+            if start >= size:
+                self.refuse(416, headers={"Content-Range": f"bytes */{size}"})
                 return
         self.send_response(status)
         for key, value in (headers or {}).items():
@@ -251,15 +273,16 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", "application/octet-stream")
         self.send_header("Content-Length", str(end - start))
         if status == 206:
-            self.send_header("Content-Range", f"bytes {start}-{end - 1}/{len(data)}")
+            self.send_header("Content-Range", f"bytes {start}-{end - 1}/{size}")
         self.end_headers()
         if self.command == "HEAD":
             return
-        body = data[start:end]
         step = 1 << 16
         sent = 0
-        for at in range(0, len(body), step):
-            piece = body[at : at + step]
+        data = None if isinstance(content, Hollow) else read(content)
+        for at in range(start, end, step):
+            till = min(at + step, end)
+            piece = piece_of(content, at, till) if data is None else data[at:till]
             if cut is not None:
                 piece = piece[: cut - sent]
             self.wfile.write(piece)

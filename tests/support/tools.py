@@ -45,6 +45,11 @@ class BareStaging:
         to.hardlink_to(blob)
         return True
 
+    def keep(self, path: Path, sha256: str) -> None:
+        blob = self.folder / f"blob-{sha256}"
+        path.rename(blob)
+        self.blobs[sha256] = blob
+
 
 @dataclass
 class Attempt:

@@ -187,6 +187,13 @@ class Staging:
         self.hashed(to, sha256)
         return True
 
+    def keep(self, path: Path, sha256: str) -> None:
+        """Move a fetched file into the store now: it outlives this attempt, whatever becomes of it.
+
+        Take it back with `take`.
+        """
+        self._store.keep_blob(path, sha256)
+
     def close(self) -> None:
         """Give back what was promised."""
         self._promises.close()
