@@ -11,6 +11,7 @@ encoded bytes; two files have the same array if and only if those agree.
 from __future__ import annotations
 
 import hashlib
+import os
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -174,6 +175,11 @@ class _Reader:
         self.offset += count
         return data
 
+    def rewind(self, count: int) -> None:
+        """Go back by so many bytes."""
+        self.stream.seek(-count, os.SEEK_CUR)
+        self.offset -= count
+
     def u32(self, what: str) -> int:
         return int.from_bytes(self.take(4, what), "little")
 
@@ -199,16 +205,7 @@ def read_header(path: Path) -> GgufHeader:
 def read_stream(stream: BinaryIO, file_size: int, name: str) -> GgufHeader:
     """As `read_header`, from a stream at its start that belongs to a file of `file_size` bytes."""
     reader = _Reader(stream, file_size, name)
-    _check_start(reader)
-    version = reader.u32("the version")
-    if version not in VERSIONS:
-        if version & 0xFFFF == 0:
-            reader.refuse("it is big-endian", "use a little-endian build of the model")
-        reader.refuse(f"its version is {version}", f"versions {VERSIONS} can be read")
-    tensor_count = reader.u64("the tensor count")
-    kv_count = reader.u64("the metadata count")
-    if kv_count > reader.left // LEAST_KV_BYTES:
-        reader.refuse(f"it claims {kv_count} metadata entries")
+    version, tensor_count, kv_count = _counts(reader)
     metadata: dict[str, Value] = {}
     types: dict[str, str] = {}
     for _ in range(kv_count):
@@ -229,6 +226,40 @@ def read_stream(stream: BinaryIO, file_size: int, name: str) -> GgufHeader:
     return GgufHeader(
         version, metadata, types, tensors, alignment, min(start, file_size), file_size, by_name
     )
+
+
+def read_dimensions(stream: BinaryIO, file_size: int, name: str) -> Mapping[str, Value]:
+    """The metadata up to the first array of strings: dimensions come before the vocabulary.
+
+    For a look at a file that is not here: the vocabulary is nearly all of a header's bytes.
+    Raises as `read_stream`.
+    """
+    reader = _Reader(stream, file_size, name)
+    _, _, kv_count = _counts(reader)
+    metadata: dict[str, Value] = {}
+    for _ in range(kv_count):
+        key = reader.text("a metadata key", MAX_KEY)
+        kind = reader.u32(f"the type of {key}")
+        if kind == ARRAY and reader.u32(f"the item type of {key}") == STRING:
+            break
+        reader.rewind(8 if kind == ARRAY else 4)
+        _, metadata[key] = _value(reader, key)
+    return metadata
+
+
+def _counts(reader: _Reader) -> tuple[int, int, int]:
+    """Version, tensor count and metadata count."""
+    _check_start(reader)
+    version = reader.u32("the version")
+    if version not in VERSIONS:
+        if version & 0xFFFF == 0:
+            reader.refuse("it is big-endian", "use a little-endian build of the model")
+        reader.refuse(f"its version is {version}", f"versions {VERSIONS} can be read")
+    tensor_count = reader.u64("the tensor count")
+    kv_count = reader.u64("the metadata count")
+    if kv_count > reader.left // LEAST_KV_BYTES:
+        reader.refuse(f"it claims {kv_count} metadata entries")
+    return version, tensor_count, kv_count
 
 
 def _check_start(reader: _Reader) -> None:

@@ -31,7 +31,7 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
-from huggingface_hub.hf_api import RepoFile
+from huggingface_hub.hf_api import ModelInfo, RepoFile
 from huggingface_hub.utils._http import default_client_factory
 
 from mmadmin.core.errors import (
@@ -89,17 +89,23 @@ class Hub:
 
         Raises `Unauthorized`, `Gated`, `SourceMissing`, `RateLimited`, `SourceUnavailable`.
         """
-        info = self._ask(
-            repo,
-            revision,
-            lambda api: api.model_info(repo, revision=revision, timeout=API_TIMEOUT_S),
-        )
-        commit = info.sha or ""
+        commit = self.info(repo, revision).sha or ""
         if not COMMIT.fullmatch(commit):
             raise SourceUnavailable(
                 f"{repo}@{revision}: the hub names no commit", remedy="try again later"
             )
         return commit
+
+    def info(self, repo: str, revision: str = "main") -> ModelInfo:
+        """What the hub says about a repository: its name now, commit, licence; errors as `resolve`.
+
+        A renamed repository answers under its new name (`id`).
+        """
+        return self._ask(
+            repo,
+            revision,
+            lambda api: api.model_info(repo, revision=revision, timeout=API_TIMEOUT_S),
+        )
 
     def files(self, repo: str, commit: str) -> list[HubFile]:
         """Every file of the repository at a commit, sorted by path; errors as `resolve`."""

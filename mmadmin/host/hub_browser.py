@@ -1,0 +1,287 @@
+"""What a hub repository offers, and what a model in it would need, before anything is downloaded.
+
+`browse` lists the GGUF sets of a repository at one commit, with licence and name as the hub has
+them now. `read_shape` reads a set's headers by HTTP ranges: a few megabytes and a few requests,
+whatever the size of the set. Both explain gated, missing and renamed repositories (the errors are
+those of `mmadmin.host.hub`).
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from mmadmin.core.errors import InvalidModel, SourceUnavailable
+from mmadmin.core.gguf_file import GgufHeader, Tensor, Value, read_dimensions, read_stream
+from mmadmin.core.model_shape import ModelShape, shape_of
+from mmadmin.core.quants import GgufSet, RepoFile, group
+from mmadmin.core.recipe import Json
+from mmadmin.host.download import Remote, client, refusal
+from mmadmin.host.hub import Hub, HubFile
+
+FIRST_RANGE = 256 * 1024
+"""Bytes of the first request for a file: the tensor table of a shard fits."""
+NEXT_RANGE = 768 * 1024
+BYTE_LIMIT = 32 * 1024 * 1024
+"""The most that is read of all headers of a set: vocabularies of a million words fit."""
+REQUEST_LIMIT = 40
+STALL_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """A repository at one commit."""
+
+    asked: str
+    """The name that was asked for."""
+    repo: str
+    """The name that the hub has for it now."""
+    commit: str
+    licence: str
+    """As the repository declares it; empty = it does not."""
+    licence_link: str
+    gated: bool
+    """True when its files want an accepted licence."""
+    sets: tuple[GgufSet, ...]
+    """Models first, by size."""
+    other_files: int
+    """Files that are no GGUF."""
+    notes: tuple[str, ...] = ()
+    """What a person should know: renamed, gated, incomplete sets, no GGUF at all."""
+    files: tuple[RepoFile, ...] = field(default=(), repr=False)
+
+    def as_json(self) -> dict[str, Json]:
+        """Plain data, for the lock, records and pages."""
+        return {
+            "asked": self.asked,
+            "repo": self.repo,
+            "commit": self.commit,
+            "licence": self.licence,
+            "licence_link": self.licence_link,
+            "gated": self.gated,
+            "other_files": self.other_files,
+            "notes": list(self.notes),
+            "sets": [
+                {
+                    "name": one.name,
+                    "kind": one.kind,
+                    "quant": one.quant,
+                    "size_bytes": one.size_bytes,
+                    "shards": one.shards,
+                    "missing": list(one.missing),
+                    "files": [file.path for file in one.files],
+                }
+                for one in self.sets
+            ],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Glimpse:
+    """What the headers of a set said, and what it cost to read them."""
+
+    shape: ModelShape
+    metadata: Mapping[str, Value]
+    requests: int
+    bytes_read: int
+
+
+def browse(hub: Hub, repo: str, revision: str = "main") -> Listing:
+    """The sets of a repository at the commit that `revision` means now. Blocking; two requests.
+
+    Raises `Unauthorized`, `Gated`, `SourceMissing`, `RateLimited`, `SourceUnavailable`.
+    """
+    info = hub.info(repo, revision)
+    name = str(getattr(info, "id", "") or repo)
+    commit = str(info.sha or "")
+    found = [_repo_file(file) for file in hub.files(name, commit)]
+    sets = group(found)
+    card = _card(info)
+    gated = bool(getattr(info, "gated", False))
+    return Listing(
+        asked=repo,
+        repo=name,
+        commit=commit,
+        licence=_licence(info, card),
+        licence_link=str(card.get("license_link") or ""),
+        gated=gated,
+        sets=sets,
+        other_files=len(found) - sum(len(one.files) for one in sets),
+        notes=_notes(repo, name, sets, gated=gated),
+        files=tuple(found),
+    )
+
+
+def read_shape(hub: Hub, repo: str, commit: str, chosen: GgufSet) -> Glimpse:
+    """Dimensions and tensor table of a set, by ranges of its files. Blocking.
+
+    A set whose first shard holds only metadata (and a vocabulary of many megabytes) is read up to
+    that vocabulary; its other shards have small headers. Raises `InvalidModel` when a file is no
+    GGUF, and what `browse` raises.
+    """
+    with client(stall_s=STALL_S) as http:
+        budget = _Budget(http)
+        file = chosen.files[0]
+        if chosen.shards == 1:
+            header = _header(budget, hub.remote(repo, commit, file.path), file)
+            return _glimpse(header.metadata, [header.tensors], budget)
+        first = _RangeFile(budget, hub.remote(repo, commit, file.path), file.size_bytes)
+        metadata = read_dimensions(first, file.size_bytes, file.path)
+        rest = [
+            _header(budget, hub.remote(repo, commit, one.path), one) for one in chosen.files[1:]
+        ]
+        total = rest[0].integer("split.tensors.count")
+        tables = [(), *(header.tensors for header in rest)]
+        if total is None or sum(len(table) for table in tables) < total:
+            first.seek(0)  # the first shard holds tensors too: their table follows the vocabulary
+            header = read_stream(first, file.size_bytes, file.path)
+            metadata, tables[0] = header.metadata, header.tensors
+        return _glimpse(metadata, tables, budget)
+
+
+def _glimpse(
+    metadata: Mapping[str, Value], tables: Sequence[Sequence[Tensor]], budget: _Budget
+) -> Glimpse:
+    return Glimpse(shape_of(metadata, tables), metadata, budget.requests, budget.bytes_read)
+
+
+@dataclass(slots=True)
+class _Budget:
+    """What a look at a set may cost, and has cost."""
+
+    http: httpx.Client
+    requests: int = 0
+    bytes_read: int = 0
+
+    def fetch(
+        self, url: str, headers: Mapping[str, str], start: int, end: int
+    ) -> tuple[bytes, str]:
+        """Bytes [start, end) of a file, and the address that answered at last."""
+        if self.requests >= REQUEST_LIMIT or self.bytes_read + end - start > BYTE_LIMIT:
+            raise InvalidModel(
+                f"its header is longer than {BYTE_LIMIT >> 20} MiB",
+                remedy="download the file to look at it",
+            )
+        asked = {**headers, "Range": f"bytes={start}-{end - 1}"}
+        try:
+            with self.http.stream("GET", url, headers=asked) as answer:
+                self.requests += 1 + len(answer.history)
+                if answer.status_code not in (httpx.codes.OK, httpx.codes.PARTIAL_CONTENT):
+                    raise refusal(answer.status_code, str(httpx.URL(url).path))
+                skip = start if answer.status_code == httpx.codes.OK else 0
+                data = _take(answer, skip, end - start)
+        except httpx.HTTPError as error:
+            raise SourceUnavailable(
+                f"{httpx.URL(url).path}: {type(error).__name__}",
+                remedy="check the network and retry",
+            ) from error
+        self.bytes_read += len(data) + skip
+        return data, str(answer.url)
+
+
+def _take(answer: httpx.Response, skip: int, count: int) -> bytes:
+    """`count` bytes of an answer after `skip`; the rest is left on the wire."""
+    data = bytearray()
+    for piece in answer.iter_raw():
+        data += piece
+        if len(data) >= skip + count:
+            break
+    return bytes(data[skip : skip + count])
+
+
+class _RangeFile(io.BytesIO):
+    """A remote file that is fetched as far as it is read, from its start."""
+
+    def __init__(self, budget: _Budget, remote: Remote, size: int) -> None:
+        super().__init__()
+        self.budget, self.size = budget, size
+        self.url, self.headers = remote.url, dict(remote.headers)
+        self.data = bytearray()
+        self.position = 0
+
+    def readable(self) -> bool:
+        """Always."""
+        return True
+
+    def seekable(self) -> bool:
+        """Within what was read."""
+        return True
+
+    def tell(self) -> int:
+        """Where the next read begins."""
+        return self.position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Move back or forth; nothing is fetched by it."""
+        start = {io.SEEK_SET: 0, io.SEEK_CUR: self.position, io.SEEK_END: self.size}[whence]
+        self.position = max(0, start + offset)
+        return self.position
+
+    def read(self, size: int | None = -1) -> bytes:
+        """`size` bytes, fetching what is missing."""
+        end = self.size if size is None or size < 0 else min(self.position + size, self.size)
+        while len(self.data) < end:
+            self._more(end)
+        piece = bytes(self.data[self.position : end])
+        self.position = end
+        return piece
+
+    def _more(self, needed: int) -> None:
+        start = len(self.data)
+        step = NEXT_RANGE if start else FIRST_RANGE
+        end = min(max(start + step, needed), self.size)
+        data, url = self.budget.fetch(self.url, self.headers, start, end)
+        if len(data) != end - start:
+            raise SourceUnavailable(
+                f"{httpx.URL(self.url).path}: the answer ended early", remedy="try again"
+            )
+        if httpx.URL(url).host != httpx.URL(self.url).host:
+            self.headers.pop("Authorization", None)  # the token is for the hub alone
+        self.url = url  # a signed address: further ranges need no second redirect
+        self.data += data
+
+
+def _header(budget: _Budget, remote: Remote, file: RepoFile) -> GgufHeader:
+    stream = _RangeFile(budget, remote, file.size_bytes)
+    return read_stream(stream, file.size_bytes, file.path)
+
+
+def _repo_file(file: HubFile) -> RepoFile:
+    return RepoFile(file.path, file.size, file.sha256)
+
+
+def _card(info: Any) -> Mapping[str, Any]:
+    card = getattr(info, "card_data", None)
+    if card is None:
+        return {}
+    return card if isinstance(card, Mapping) else dict(card.to_dict())
+
+
+def _licence(info: Any, card: Mapping[str, Any]) -> str:
+    named = card.get("license_name") or card.get("license")
+    if named:
+        return ", ".join(named) if isinstance(named, list) else str(named)
+    tags = getattr(info, "tags", None) or []
+    return next((t.removeprefix("license:") for t in tags if t.startswith("license:")), "")
+
+
+def _notes(asked: str, name: str, sets: tuple[GgufSet, ...], *, gated: bool) -> tuple[str, ...]:
+    notes: list[str] = []
+    if name != asked:
+        notes.append(f"{asked} was renamed: the hub has it as {name} now; write that name")
+    if gated:
+        notes.append("its files want a licence accepted by the account of HF_TOKEN")
+    if not any(one.kind == "model" for one in sets):
+        notes.append(
+            "it holds no model in GGUF form; look for a repository whose name ends in GGUF"
+        )
+    notes += [
+        f"{one.label}: shard {', '.join(map(str, one.missing))} of {one.shards} is missing"
+        for one in sets
+        if one.missing
+    ]
+    return tuple(notes)
