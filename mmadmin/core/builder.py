@@ -6,23 +6,27 @@ its result. A builder that is killed leaves nothing that counts; the next one st
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from mmadmin.core import catalog
 from mmadmin.core.derivation import Derivation, thawed, topological
 from mmadmin.core.errors import Conflict, DigestMismatch, MmError, StoreCorrupt
+from mmadmin.core.outputs import check_mentions
 from mmadmin.core.planner import Outputs, RecipeOf, checked_recipe, plan, usable, why_now
 from mmadmin.core.recipe import FixedFile, Recipe, Toolbox
 from mmadmin.core.store import Entry, Lease, Realisation, Staging, Store, StoreObject
 from mmadmin.core.store.disk import disk_full
-from mmadmin.core.store.substitute import Substituter
 from mmadmin.core.store.tree import fixed_entries, object_name
+
+if TYPE_CHECKING:
+    from mmadmin.core.store.substitute import Substituter  # loads cryptography
 
 
 class StepTools(Toolbox, Protocol):
@@ -347,6 +351,8 @@ def _perform(
         except OSError as error:
             raise disk_full(error, doing=f"building {derivation.label}") or error from error
         known, sandbox = tools.known, tools.sandbox_level
+        if attempt.fixed is None:
+            check_mentions(staging.out, _transient(attempt, staging), skip=known)
     store.after("written")
 
     def record(name: str) -> Realisation:
@@ -377,6 +383,15 @@ def _perform(
     )
     on_event("built", sealed.name)
     return record(sealed.name)
+
+
+def _transient(attempt: _Attempt, staging: Staging) -> dict[bytes, str]:
+    """What the output may not mention, as bytes → in words."""
+    found = {os.fsencode(staging.folder): "the folder that it was built in"}
+    if not attempt.recipe.refers_to_inputs:
+        for name, one in attempt.inputs.items():
+            found[one.hash.encode()] = f"the store path of its input {name}"
+    return found
 
 
 def _keep(store: Store, error: DigestMismatch) -> None:
