@@ -33,6 +33,11 @@ ENGINE_MASTER = secret("engine_master").encode()
 PUBLIC_ORIGIN = os.environ.get("PUBLIC_ORIGIN", "")
 ALLOWED_HOSTS = [h for h in os.environ.get("MM_ALLOWED_HOSTS", "*").split(",") if h]
 CSRF_TRUSTED_ORIGINS = [PUBLIC_ORIGIN] if PUBLIC_ORIGIN else []
+CSRF_FAILURE_VIEW = "deployments.views.errors.csrf_failure"
+GATE_ORIGIN = os.environ.get("MM_GATE_ORIGIN", "")
+"""Where clients find the gate, for ready snippets. Empty = the panel's host, the gate's port."""
+GATE_URL = os.environ.get("MM_GATE_URL") or f"http://127.0.0.1:{PORTS.gate}"
+"""Where the panel itself finds the gate, for the playground."""
 
 INSTALLED_APPS = [
     "django.contrib.admin",
@@ -137,5 +142,6 @@ CONTENT_SECURITY_POLICY = {
         "object-src": ["'none'"],
         "base-uri": ["'none'"],
         "frame-ancestors": ["'none'"],
+        "form-action": ["'self'"],
     }
 }

@@ -32,6 +32,8 @@ SECTIONS: dict[str, tuple[Variable, ...]] = {
     ),
     "The panel": (
         Variable("PUBLIC_ORIGIN", "where people find the panel: `https://mm.example.org`", ""),
+        Variable("MM_GATE_ORIGIN", "where clients find the gate: `https://api.example.org`", ""),
+        Variable("MM_GATE_URL", "where the panel finds the gate", "the gate's port on 127.0.0.1"),
         Variable("MM_ALLOWED_HOSTS", "host names that the panel answers to, with commas", "`*`"),
         Variable("MM_LOG_LEVEL", "how much is logged: DEBUG, INFO, WARNING", "INFO"),
         Variable(
