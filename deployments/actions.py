@@ -715,6 +715,33 @@ def rotate_key(
     return key, new.text
 
 
+PLAYGROUND_KEY_LASTS = timedelta(hours=1)
+PLAYGROUND_CONCURRENCY = 4
+
+
+def playground_key(actor: User) -> tuple[ClientKey, str]:
+    """A short-lived key for the person's own playground; it ends the one that they had before."""
+    require(actor, Role.VIEWER)
+    owner = f"playground: {actor.get_username()}"
+    now = timezone.now()
+    new = access.new_key(_pepper())
+    with transaction.atomic():
+        ClientKey.objects.filter(
+            owner=owner, created_by=actor, revoked_at=None, expires_at__gt=now
+        ).update(revoked_at=now)
+        key = ClientKey.objects.create(
+            key_id=new.key_id,
+            digest=new.digest,
+            owner=owner,
+            note="Playground",
+            concurrency=PLAYGROUND_CONCURRENCY,
+            expires_at=now + PLAYGROUND_KEY_LASTS,
+            created_by=actor,
+        )
+        _after_key_change(actor, "key.playground", key, f"playground key {key} of {actor}")
+    return key, new.text
+
+
 def edit_key(actor: User, key_id: str, **changes: Any) -> ClientKey:
     """Change owner, note, deployments, endpoints, expires_at or a limit of a key."""
     require(actor, Role.ADMIN)
