@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import urlsplit, urlunsplit
 
 from django.conf import settings
 from django.db import connection
@@ -18,7 +19,8 @@ def database_url() -> str:
     of = connection.settings_dict
     if connection.vendor == "sqlite":
         return f"sqlite:///{of['NAME']}"
-    return f"postgresql://{of['USER']}:{of['PASSWORD']}@/{of['NAME']}?host={of['HOST']}"
+    parts = urlsplit(os.environ["DATABASE_URL"])
+    return urlunsplit(parts._replace(path=f"/{of['NAME']}"))
 
 
 WORKER = """

@@ -24,6 +24,7 @@ from tests.deployments.specs import spec
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
+    pytest.mark.database,
     pytest.mark.usefixtures("toy_machine", "broker"),
 ]
 
