@@ -275,19 +275,31 @@ class Unpack:
     def build(self, params: Params, inputs: Mapping[str, Path], out: Path, tools: Toolbox) -> None:
         """Unpack what is wanted."""
         subtree, members = _read(params)
-        archive = _only_file(inputs)
-        total = archive.stat().st_size
-        tools.log(f"unpacking {archive.name} ({total} bytes)")
-        writer = _Writer(out, tools)
-        with opened(archive) as entries:
-            if subtree is None:
-                _take_members(entries, members, writer)
-            else:
-                _take_subtree(entries, subtree, writer, tools)
-        tools.log(f"{writer.count} files, {writer.bytes} bytes")
+        archive = only_file(inputs)
+        if subtree is None:
+            take_members(archive, members, out, tools)
+        else:
+            take_subtree(archive, subtree, out, tools)
 
 
-def _only_file(inputs: Mapping[str, Path]) -> Path:
+def take_members(archive: Path, members: list[Wanted], out: Path, tools: Toolbox) -> None:
+    """Write the wanted members of an archive below `out`, with every check."""
+    tools.log(f"unpacking {len(members)} files of {archive.name}")
+    with opened(archive) as entries:
+        _take_members(entries, members, _Writer(out, tools))
+
+
+def take_subtree(archive: Path, subtree: str, out: Path, tools: Toolbox) -> None:
+    """Write everything below a folder of an archive into `out`, with every check."""
+    tools.log(f"unpacking {archive.name} ({archive.stat().st_size} bytes)")
+    writer = _Writer(out, tools)
+    with opened(archive) as entries:
+        _take_subtree(entries, subtree, writer, tools)
+    tools.log(f"{writer.count} files, {writer.bytes} bytes")
+
+
+def only_file(inputs: Mapping[str, Path]) -> Path:
+    """The one file of the input `archive`; raises `InvalidDerivation`."""
     folder = input_folder(inputs, "archive")
     files = [path for path in folder.rglob("*") if path.is_file()]
     if len(files) != 1:
