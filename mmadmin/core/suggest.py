@@ -10,7 +10,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 
-from mmadmin.core.memory import Calibration, Device, Prediction, RunShape, predict
+from mmadmin.core.memory import (
+    Calibration,
+    Device,
+    Prediction,
+    RunShape,
+    compute_buffers,
+    place_layers,
+    predict,
+)
 from mmadmin.core.model_shape import ModelShape
 from mmadmin.core.recipe import Json
 
@@ -74,9 +82,18 @@ def best_split(
         counts = [layers // len(devices)] * len(devices)
         counts[-1] += layers - sum(counts)
 
+    even = replace(run, tensor_split=tuple(Decimal(count) for count in counts))
+    buffers = compute_buffers(shape, even, place_layers(shape, even, devices), len(devices))
+
     def room(tried: Sequence[int]) -> int:
         split = tuple(Decimal(count) for count in tried)
-        made = predict(shape, replace(run, tensor_split=split), devices, calibration=calibration)
+        made = predict(
+            shape,
+            replace(run, tensor_split=split),
+            devices,
+            calibration=calibration,
+            buffers=buffers,
+        )
         return min(d.free_bytes - n for d, n in zip(devices, made.per_device, strict=True))
 
     best = room(counts)
@@ -105,6 +122,9 @@ def suggest(
 ) -> list[Suggestion]:
     """Changes that make it fit, the smallest first: split, cache type, fewer slots, context."""
     found: list[Suggestion] = []
+    least = predict(shape, replace(run, context=256, slots=1), devices, calibration=calibration)
+    if sum(least.per_device) > sum(device.free_bytes - reserve_bytes for device in devices):
+        return found  # not even the weights have a place
 
     def attempt(words: str, tried: RunShape, **options: Json) -> None:
         made = predict(shape, tried, devices, calibration=calibration)

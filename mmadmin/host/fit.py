@@ -1,0 +1,323 @@
+"""Will it fit? The memory model and the rules, asked about real files, repositories and hosts.
+
+Everything here looks (headers, the hub's listing, what processes hold) and answers as data; the
+answers themselves are made in the core (`memory`, `rules`, `placement`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import cast
+
+import psutil
+
+from mmadmin.core.engine import Needs, Options, System
+from mmadmin.core.errors import InvalidSpec, NotFound
+from mmadmin.core.facts import HostFacts
+from mmadmin.core.gguf_file import TENSOR_TYPES, read_header
+from mmadmin.core.memory import Calibration, Prediction, RunShape, device_of, predict
+from mmadmin.core.memory_report import compare_buffers, compare_devices
+from mmadmin.core.model_shape import ModelShape, shape_of_headers
+from mmadmin.core.placement import (
+    Answer,
+    Beside,
+    HostView,
+    Running,
+    Wanted,
+    case_of,
+    fits_beside,
+    place,
+    resident_bytes,
+)
+from mmadmin.core.quants import GgufSet, RepoFile, group, select
+from mmadmin.core.recipe import Json
+from mmadmin.core.rules import version_of
+from mmadmin.core.spec import Spec
+from mmadmin.host.hub import Hub
+from mmadmin.host.hub_browser import Listing, browse, read_shape
+
+DEFAULT_CONTEXT = 32768
+"""Tokens a request, where nobody has said what is wanted."""
+BLOCKS: Mapping[str, tuple[int, int]] = {name: (n, size) for name, n, size in TENSOR_TYPES.values()}
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """A deployment's model as far as its header says."""
+
+    shape: ModelShape
+    size_bytes: int
+    """Bytes to fetch."""
+    where: str
+    """The repository at its commit, or the file."""
+    label: str
+    """The quant or file that was chosen."""
+    listing: Listing | None = None
+
+
+def shape_of_model(path: Path) -> ModelShape:
+    """The shape of a local GGUF; any shard stands for its whole set. Raises `InvalidModel`."""
+    files = [
+        RepoFile(file.name, file.stat().st_size) for file in sorted(path.parent.glob("*.gguf"))
+    ]
+    for one in group(files):
+        if path.name in {file.path for file in one.files}:
+            return shape_of_headers([read_header(path.parent / f.path) for f in one.files])
+    return shape_of_headers([read_header(path)])
+
+
+def look(spec: Spec, hub: Hub | None = None) -> Look:
+    """Read the header of a spec's model, where that needs no download. Blocking.
+
+    A hub repository is read by ranges, a path directly. Raises `InvalidSpec` for a package or an
+    address, whose header cannot be seen before the download, and what `browse` raises.
+    """
+    model = spec.model
+    if model.source == "path":
+        path = Path(model.path)
+        if path.is_dir():
+            files = [
+                RepoFile(f.relative_to(path).as_posix(), f.stat().st_size)
+                for f in path.rglob("*.gguf")
+            ]
+            path /= select(files, None).files[0].path
+        shape = shape_of_model(path)
+        return Look(_requantized(shape, model.quantize), path.stat().st_size, str(path), path.name)
+    if model.source != "hub":
+        raise InvalidSpec(
+            "the header of this model cannot be seen before it is downloaded",
+            remedy='build it (`mm build`), then ask again with model.source = "path"',
+            field="model.source",
+        )
+    found = browse(hub or Hub.from_env(), model.repo, model.revision)
+    files = [f for f in found.files if not model.files or f.path in model.files]
+    if not files:
+        raise NotFound(f"{found.repo} has none of the files that are named", field="model.files")
+    chosen = select(files, model.quant or None)
+    glimpse = read_shape(hub or Hub.from_env(), found.repo, found.commit, chosen)
+    return Look(
+        _requantized(glimpse.shape, model.quantize),
+        chosen.size_bytes,
+        f"{found.repo}@{found.commit[:12]}",
+        chosen.label,
+        found,
+    )
+
+
+def wanted_of(
+    spec: Spec,
+    shape: ModelShape,
+    *,
+    projector_bytes: int = 0,
+    overruled: Mapping[str, str] | None = None,
+) -> Wanted:
+    """What shall be placed, from a deployment file and its model's shape."""
+    run = RunShape.from_options(spec.serve, projector_bytes=projector_bytes)
+    version = version_of(spec.engine.package.partition("==")[2])
+    case = case_of(spec.engine.kind, shape, run, engine_version=version)
+    return Wanted(shape, run, case, dict(overruled or {}))
+
+
+def offers(
+    hub: Hub,
+    repo: str,
+    revision: str,
+    hosts: Sequence[HostView],
+    serve: Options | None = None,
+) -> dict[str, Json]:
+    """A repository's sets and whether each fits on each host, for the page of a new deployment.
+
+    One set's header is read; the others have the same layers, and their weights are scaled by the
+    size of their files (`exact` says which). Blocking; a few megabytes.
+    """
+    listing = browse(hub, repo, revision)
+    models = [one for one in listing.sets if one.kind == "model" and one.complete]
+    data = listing.as_json()
+    if not models:
+        return {**data, "offers": []}
+    smallest = models[0]
+    shape = read_shape(hub, listing.repo, listing.commit, smallest).shape
+    options: Options = serve or {
+        "context": min(shape.context_train or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
+    }
+    made = [_offer(one, smallest, shape, hosts, options) for one in models]
+    return {**data, "architecture": shape.architecture, "offers": cast("Json", made)}
+
+
+def _offer(
+    one: GgufSet,
+    read: GgufSet,
+    shape: ModelShape,
+    hosts: Sequence[HostView],
+    options: Options,
+) -> dict[str, Json]:
+    scaled = shape if one is read else _scaled(shape, one, read)
+    run = RunShape.from_options(options)
+    answer = place(Wanted(scaled, run, case_of("llama-server", scaled, run)), hosts)
+    return {
+        "quant": one.quant,
+        "name": one.name,
+        "files": [file.path for file in one.files],
+        "size_bytes": one.size_bytes,
+        "context_train": shape.context_train,
+        "exact": one is read,
+        "fit": cast("Json", answer_as_json(answer)),
+    }
+
+
+def answer_as_json(answer: Answer) -> list[dict[str, Json]]:
+    """Candidates and refusals as rows, for pages and `--json`."""
+    rows: list[dict[str, Json]] = [
+        {
+            "host": one.host,
+            "ok": True,
+            "devices": list(one.devices),
+            "per_device_bytes": list(one.prediction.per_device),
+            "host_bytes": one.prediction.host_bytes,
+            "parts": {name: one.prediction.part(name) for name in _part_names(one.prediction)},
+            "stop": list(one.stop),
+            "words": one.words,
+            "warnings": [finding.as_json() for finding in one.warnings],
+            "options": {},
+        }
+        for one in answer.candidates
+    ]
+    for refused in answer.refusals:
+        suggested = refused.suggestions[0] if refused.suggestions else None
+        rows.append(
+            {
+                "host": refused.host,
+                "ok": False,
+                "devices": [],
+                "per_device_bytes": list(refused.prediction.per_device)
+                if refused.prediction
+                else [],
+                "host_bytes": refused.prediction.host_bytes if refused.prediction else 0,
+                "parts": {},
+                "stop": [],
+                "words": f"{refused.host}: {refused.reason}",
+                "remedy": refused.remedy,
+                "warnings": [finding.as_json() for finding in refused.findings],
+                "options": dict(suggested.options) if suggested else {},
+            }
+        )
+    return rows
+
+
+# -- what runs
+
+
+def running_view(name: str, pid: int, facts: HostFacts) -> Running:
+    """What a running engine holds: GPU memory by the driver, main memory of its own pages."""
+    devices = {
+        gpu.index: held
+        for gpu in facts.gpus
+        if (held := sum(p.memory_bytes for p in gpu.processes if p.pid == pid))
+    }
+    try:
+        memory = psutil.Process(pid).memory_info()
+        own = max(int(memory.rss) - int(memory.shared), 0)
+    except psutil.NoSuchProcess:
+        own = 0
+    return Running(name, devices, own)
+
+
+def predict_system(
+    system: System,
+    facts: HostFacts,
+    devices: Sequence[int],
+    calibration: Calibration | None = None,
+) -> Prediction:
+    """The prediction for a built system on GPUs of this host, by index."""
+    by_index = {gpu.index: gpu for gpu in facts.gpus}
+    missing = [index for index in devices if index not in by_index]
+    if missing:
+        raise NotFound(f"there is no GPU {missing[0]} on this host")
+    projector = system.mmproj.stat().st_size if system.mmproj else 0
+    return predict(
+        shape_of_model(system.model),
+        RunShape.from_options(system.options, projector_bytes=projector),
+        [device_of(by_index[index]) for index in devices],
+        calibration=calibration,
+        cpu_features=facts.cpu_features,
+    )
+
+
+def beside(
+    system: System,
+    facts: HostFacts,
+    devices: Sequence[int],
+    leaving: Running | None,
+    calibration: Calibration | None = None,
+) -> tuple[Beside, Needs]:
+    """Whether a built system can start now, beside or instead of what runs; and what it needs."""
+    made = predict_system(system, facts, devices, calibration)
+    needs = made.as_needs()
+    return fits_beside(needs, devices, facts, leaving, resident=resident_bytes(made)), needs
+
+
+def report(
+    prediction: Prediction, facts: HostFacts, devices: Sequence[int], pid: int, log: Sequence[str]
+) -> list[dict[str, Json]]:
+    """Predicted beside measured, for the record of an activation."""
+    held = {
+        position: size
+        for position, index in enumerate(devices)
+        for gpu in facts.gpus
+        if gpu.index == index
+        and (size := sum(p.memory_bytes for p in gpu.processes if p.pid == pid))
+    }
+    rows = [*compare_devices(prediction, held), *compare_buffers(prediction, log)]
+    return [row.as_json() for row in rows]
+
+
+# -- shapes of files that are not there yet
+
+
+def _scaled(shape: ModelShape, wanted: GgufSet, read: GgufSet) -> ModelShape:
+    """The same layers with weights of another quant: sizes in proportion to the files'."""
+    size, known = wanted.size_bytes, read.size_bytes
+    main = _main_type(wanted.quant or "")
+    return replace(
+        shape,
+        weights=tuple(
+            replace(
+                w,
+                size=w.size * size // known,
+                offset=w.offset * size // known,
+                type=main if main in BLOCKS else w.type,
+            )
+            if len(w.shape) > 1
+            else w
+            for w in shape.weights
+        ),
+    )
+
+
+def _main_type(quant: str) -> str:
+    """The type of most matrices of a quant: `Q4_K` of `UD-Q4_K_XL`."""
+    bare = quant.upper().rpartition("-")[2]
+    return next((name for name in (bare, bare.rpartition("_")[0]) if name in BLOCKS), bare)
+
+
+def _requantized(shape: ModelShape, quant: str) -> ModelShape:
+    """The weights as `llama-quantize` would make them, by the quant's main type."""
+    main = _main_type(quant)
+    if main not in BLOCKS:
+        return shape
+    block, size = BLOCKS[main]
+    return replace(
+        shape,
+        weights=tuple(
+            replace(w, type=main, size=w.elements // block * size)
+            if len(w.shape) > 1 and w.shape[0] % block == 0
+            else w
+            for w in shape.weights
+        ),
+    )
+
+
+def _part_names(prediction: Prediction) -> list[str]:
+    return sorted({name for parts in (*prediction.devices, prediction.host) for name in parts})

@@ -1,0 +1,187 @@
+"""Will it fit: asked about repositories, files and what runs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mmadmin.core.described_host import described_host
+from mmadmin.core.engine import System
+from mmadmin.core.errors import InvalidSpec, NotFound
+from mmadmin.core.facts import GpuFacts, GpuProcess
+from mmadmin.core.memory import RunShape, predict
+from mmadmin.core.placement import HostView, place
+from mmadmin.core.spec import parse_spec
+from mmadmin.host.download import Policy
+from mmadmin.host.facts import host_facts
+from mmadmin.host.fit import (
+    answer_as_json,
+    beside,
+    look,
+    offers,
+    predict_system,
+    report,
+    running_view,
+    shape_of_model,
+    wanted_of,
+)
+from mmadmin.host.hub import Hub
+from tests.core.gguf_tables import mistral_medium
+from tests.host.test_hub_browser import header
+from tests.support.hub import LocalHub, local_hub
+
+ROOT = Path(__file__).parents[2]
+HOSTS = ROOT / "deployments" / "hosts"
+V100S = HostView("v100x4", described_host(HOSTS, "v100x4"))
+CPU = HostView("cpu", described_host(HOSTS, "cpu"))
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalHub]:
+    """A hub with the first deployment's repository, in three quants."""
+    folder = tmp_path_factory.mktemp("hub")
+    with local_hub() as running:
+        files = {}
+        for quant in ("Q4_K_M", "Q6_K", "BF16"):
+            weights = list(mistral_medium(quant).weights)
+            files[f"m-{quant}.gguf"] = header(
+                folder / f"{quant}.gguf", weights, vocabulary=512, split=(0, 1, 0)
+            )
+        running.repo("unsloth/Mistral-Medium-3.5-128B-GGUF").commit(files)
+        yield running
+
+
+def hub_of(local: LocalHub) -> Hub:
+    """The hub, without waiting."""
+    return Hub(local.url, None, Policy(backoff_s=0.01, attempts=2))
+
+
+def test_the_catalog_deployment_on_a_laptop(local: LocalHub) -> None:
+    """The seed's file, its header from the hub, a described host: it fits the four V100s."""
+    text = (ROOT / "deployments/catalog/mistral-medium-3.5-v100.toml").read_text()
+    spec = parse_spec(text)
+    seen = look(spec, hub_of(local))
+    assert seen.label == "Q4_K_M"
+    assert seen.listing is not None
+    answer = place(wanted_of(spec, seen.shape), [V100S, CPU])
+    assert [c.host for c in answer.candidates] == ["v100x4"]
+    rows = answer_as_json(answer)
+    assert [row["ok"] for row in rows] == [True, False]
+    assert "main memory" in str(rows[1]["words"])
+
+
+def test_offers_say_what_fits_for_every_quant(local: LocalHub) -> None:
+    """Q4_K_M fits four V100s, Q6_K does with the page's context, BF16 never; sizes are there."""
+    found = offers(hub_of(local), "unsloth/Mistral-Medium-3.5-128B-GGUF", "main", [V100S])
+    rows = {str(o["quant"]): o for o in found["offers"]}  # type: ignore[union-attr, call-overload, index]
+    assert {quant: row["fit"][0]["ok"] for quant, row in rows.items()} == {
+        "Q4_K_M": True,
+        "Q6_K": True,
+        "BF16": False,
+    }
+    assert rows["Q4_K_M"]["exact"]
+    assert not rows["Q6_K"]["exact"]
+    exact = predict(
+        mistral_medium("Q6_K"), RunShape(context=32768), [_d(g) for g in V100S.facts.gpus]
+    )
+    guessed = sum(rows["Q6_K"]["fit"][0]["per_device_bytes"])
+    assert guessed == pytest.approx(sum(exact.per_device), rel=0.01)
+
+
+def _d(gpu: GpuFacts) -> object:
+    from mmadmin.core.memory import device_of
+
+    return device_of(gpu)
+
+
+def test_a_repository_without_models_offers_nothing(local: LocalHub) -> None:
+    """No model, no header: the listing alone comes back."""
+    local.repo("team/none").commit({"README.md": b"nothing"})
+    assert offers(hub_of(local), "team/none", "main", [CPU])["offers"] == []
+
+
+def test_a_package_cannot_be_looked_at_before_it_is_here(local: LocalHub, tmp_path: Path) -> None:
+    """The refusal says how to get there; a path is read, and a missing quant is named."""
+    spec = parse_spec((ROOT / "deployments/catalog/smollm2-135m.toml").read_text())
+    with pytest.raises(InvalidSpec, match="before it is downloaded"):
+        look(spec, hub_of(local))
+    hollow = header(
+        tmp_path / "h", list(mistral_medium("Q4_K_M").weights), vocabulary=64, split=(0, 1, 0)
+    )
+    model = tmp_path / "big-Q4_K_M.gguf"
+    with model.open("wb") as file:
+        file.write(hollow.head)
+        file.truncate(hollow.size)
+    here = replace(spec, model=replace(spec.model, source="path", path=str(model), quantize=""))
+    assert look(here).shape.weight_bytes == mistral_medium("Q4_K_M").weight_bytes
+    folder = replace(here, model=replace(here.model, path=str(tmp_path), quantize="Q8_0"))
+    quantized = look(folder).shape
+    assert quantized.weight_bytes == pytest.approx(125e9 * 8.5 / 8, rel=0.01)
+    with pytest.raises(NotFound):
+        look(parse_spec(_hub_spec("Q2_K")), hub_of(local))
+
+
+def _hub_spec(quant: str) -> str:
+    text = (ROOT / "deployments/catalog/mistral-medium-3.5-v100.toml").read_text()
+    return text.replace('quant = "Q4_K_M"', f'quant = "{quant}"')
+
+
+def test_a_built_system_beside_or_in_place_of_what_runs(tmp_path: Path) -> None:
+    """The answer at an activation, from a file and from what a process holds on the cards."""
+    model = tmp_path / "m.gguf"
+    hollow = header(
+        tmp_path / "h", list(mistral_medium("Q4_K_M").weights), vocabulary=64, split=(0, 1, 0)
+    )
+    with model.open("wb") as file:
+        file.write(hollow.head)
+        file.truncate(hollow.size)
+    options = {"context": 65536, "gpu_layers": 99, "tensor_split": ["8", "8", "8", "8"]}
+    system = System(tmp_path, model, None, options, "llama-server", "m")
+    facts, cards = V100S.facts, [0, 1, 2, 3]
+    assert beside(system, facts, cards, None)[0].mode == "overlap"
+    busy = replace(
+        facts,
+        gpus=tuple(
+            replace(
+                gpu,
+                memory_free_bytes=6 << 30,
+                processes=(GpuProcess(os.getpid(), 25 << 30), GpuProcess(1, 1 << 30)),
+            )
+            for gpu in facts.gpus
+        ),
+    )
+    old = running_view("chat", os.getpid(), busy)
+    assert old.devices == dict.fromkeys(cards, 25 << 30)
+    assert old.host_bytes > 0
+    answer, needs = beside(system, busy, cards, old)
+    assert answer.mode == "swap"
+    assert len(needs.per_device) == 4
+    assert beside(system, busy, cards, None)[0].mode == "refuse"
+    made = predict_system(system, facts, cards)
+    rows = report(made, busy, cards, os.getpid(), ["x:  CUDA0 KV buffer size =  5888.00 MiB"])
+    assert [row["part"] for row in rows] == ["GPU 0", "GPU 1", "GPU 2", "GPU 3", "GPU 0 cache"]
+    assert rows[4]["error_permille"] == 0
+    with pytest.raises(NotFound, match="no GPU 7"):
+        predict_system(system, facts, [7])
+
+
+def test_a_process_that_is_gone_holds_nothing() -> None:
+    """Asking about a pid that ended is no error."""
+    assert running_view("gone", 2**22 + 5, host_facts()).host_bytes == 0
+
+
+def test_any_shard_stands_for_its_set(tmp_path: Path) -> None:
+    """A set's shape is the same whichever of its files is named."""
+    weights = list(mistral_medium("Q4_K_M").weights)
+    for i, part in enumerate([weights[:200], weights[200:]]):
+        hollow = header(tmp_path / "h", part, vocabulary=64 * (i == 0), split=(i, 2, len(weights)))
+        with (tmp_path / f"m-0000{i + 1}-of-00002.gguf").open("wb") as file:
+            file.write(hollow.head)
+            file.truncate(hollow.size)
+    shapes = [shape_of_model(tmp_path / f"m-0000{i}-of-00002.gguf") for i in (1, 2)]
+    assert shapes[0] == shapes[1]
+    assert shapes[0].weight_bytes == mistral_medium("Q4_K_M").weight_bytes
