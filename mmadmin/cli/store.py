@@ -1,43 +1,19 @@
-"""`mm store`: what lies in this machine's store."""
+"""`mm store`: what lies in this machine's store, why, and what it is made of."""
 
 from __future__ import annotations
 
 import sys
-from typing import Annotated
 
 import typer
 from rich.markup import escape
 
-from mmadmin.cli.output import JsonFlag, bytes_text, emit_json, table
-from mmadmin.core.errors import NotFound
-from mmadmin.core.home import Home
-from mmadmin.core.store import Store
+from mmadmin.cli import store_care, store_exchange
+from mmadmin.cli.output import JsonFlag, bytes_text, console, emit_json, table
+from mmadmin.cli.store_names import ObjectName, open_store, resolve_name
+from mmadmin.core.store.gc import all_roots, sizes
+from mmadmin.core.store.gc import why as needs
 
 app = typer.Typer(no_args_is_help=True, help="What lies in this machine's store.")
-
-ObjectName = Annotated[
-    str, typer.Argument(help="An object's name, or the beginning of it.", metavar="OBJECT")
-]
-
-
-def open_store() -> Store:
-    """The store of this machine."""
-    return Store(Home.from_env().store)
-
-
-def resolve_name(store: Store, text: str) -> str:
-    """The one object whose name begins (or whose own name is) so; `NotFound` otherwise."""
-    names = [found.name for found in store.objects()]
-    matches = [n for n in names if n == text or n.startswith(text) or n[65:] == text]
-    if len(matches) != 1:
-        raise NotFound(
-            f"{len(matches)} objects are called {text!r}"
-            if matches
-            else f"no object is called {text!r}",
-            remedy="give more of the name" if matches else "`mm store ls` lists them",
-            candidates=matches[:10],
-        )
-    return matches[0]
 
 
 @app.command("ls")
@@ -71,3 +47,71 @@ def path(name: ObjectName, *, as_json: JsonFlag = False) -> None:
         emit_json({"name": full, "path": str(where)})
     else:
         sys.stdout.write(f"{where}\n")
+
+
+@app.command()
+def roots(*, as_json: JsonFlag = False) -> None:
+    """List what keeps objects: generations, pins, running builds, running programs.
+
+    Example: mm store roots
+    """
+    found = all_roots(open_store())
+    if as_json:
+        emit_json([root.as_json() for root in found])
+        return
+    table(
+        ["kind", "key", "object", "why"],
+        [[escape(r.kind), escape(r.key), escape(r.object), escape(r.reason)] for r in found],
+        empty="nothing is kept",
+    )
+
+
+@app.command()
+def why(name: ObjectName, *, as_json: JsonFlag = False) -> None:
+    """Say who needs an object: each root that keeps it, and the way from there.
+
+    Example: mm store why SmolLM2-135M
+    """
+    store = open_store()
+    found = needs(store, resolve_name(store, name))
+    if as_json:
+        emit_json([need.as_json() for need in found])
+        return
+    if not found:
+        console.print("nobody needs it: `mm store gc` would free it")
+    for need in found:
+        root = need.root
+        console.print(f"[bold]{escape(root.kind)} {escape(root.key)}[/]  {escape(root.reason)}")
+        for depth, step in enumerate(need.path):
+            console.print("    " + "  " * depth + escape(step))
+
+
+@app.command()
+def closure(name: ObjectName, *, as_json: JsonFlag = False) -> None:
+    """List an object with everything that it needs, with sizes.
+
+    Own bytes are those that no other object shares.
+
+    Example: mm store closure smollm2-135m
+    """
+    store = open_store()
+    found = sizes(store, store.closure(resolve_name(store, name)))
+    if as_json:
+        emit_json([{"name": s.name, "size": s.size_bytes, "own": s.own_bytes} for s in found])
+        return
+    table(
+        ["size", "own", "object"],
+        [[bytes_text(s.size_bytes), bytes_text(s.own_bytes), escape(s.name)] for s in found],
+        empty="",
+    )
+    console.print(f"{bytes_text(sum(s.size_bytes for s in found))} in {len(found)} objects")
+
+
+app.command()(store_care.gc)
+app.command("verify")(store_care.verify_objects)
+app.command()(store_care.repair)
+app.command()(store_care.reindex)
+app.command()(store_exchange.key)
+app.command()(store_exchange.push)
+app.command()(store_exchange.pull)
+app.command()(store_exchange.serve)

@@ -260,13 +260,16 @@ class Store:
 
     def objects(self) -> Iterator[StoreObject]:
         """Every object of the index, by name; paths are not looked at (see `verify`)."""
-        with self.index.read() as index:
-            names = [row[0] for row in index.execute("SELECT name FROM object ORDER BY name")]
-        for name in names:
+        for name in self.names():
             with self.index.snapshot() as index:
                 found = self._load(index, name)
             if found is not None:  # collected meanwhile
                 yield found
+
+    def names(self) -> list[str]:
+        """Names of all objects of the index, sorted."""
+        with self.index.read() as index:
+            return [row[0] for row in index.execute("SELECT name FROM object ORDER BY name")]
 
     def realisation(self, resolved_key: str) -> Realisation | None:
         """What a derivation with this key produced, while the object is there."""

@@ -156,6 +156,24 @@ class Folder:
             temporary.unlink(missing_ok=True)
 
 
+class DepotSource:
+    """Gets damaged files back from a depot; a `verify.BlobSource`."""
+
+    def __init__(self, depot: Depot, progress: Progress = silent) -> None:
+        self.depot = depot
+        self.progress = progress
+
+    @property
+    def label(self) -> str:
+        """The depot."""
+        return self.depot.label
+
+    def get(self, want: Entry, owner: str, to: Path) -> bool:
+        """Fetch the bytes; the caller checks them."""
+        del owner
+        return self.depot.fetch(bytes_path(want.sha256), to, want.size, self.progress) is not None
+
+
 # --- push --------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,199 @@
+"""`mm store`: keeping it small and sound: collect, verify, repair, reindex."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+from mmadmin.cli.installation import is_set_up
+from mmadmin.cli.output import JsonFlag, bytes_text, console, emit_json, seconds_text, table
+from mmadmin.cli.records import connect
+from mmadmin.cli.store_names import ObjectNames, bytes_of, open_store, resolve_name, seconds_of
+from mmadmin.core.errors import StoreCorrupt
+from mmadmin.core.home import Home
+from mmadmin.core.rebuild import Rebuild
+from mmadmin.core.store import Staging, Store
+from mmadmin.core.store.gc import collect
+from mmadmin.core.store.ingest import Progress as Hook
+from mmadmin.core.store.ingest import silent
+from mmadmin.core.store.verify import BlobSource, Verdict, verify
+from mmadmin.core.store.verify import repair as mend
+
+
+@contextmanager
+def progress_bar(words: str, *, quiet: bool) -> Iterator[Hook]:
+    """A bar of bytes on a terminal; silence elsewhere."""
+    if quiet or not console.is_terminal:
+        yield silent
+        return
+    columns = (TextColumn(words), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(words, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def gc(
+    *,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    older_than: Annotated[
+        str, typer.Option(help="Leave what was made within this time: 12h, 7d.", metavar="TIME")
+    ] = "",
+    keep: Annotated[
+        int | None,
+        typer.Option(help="Keep this many generations of each deployment.", min=1, metavar="N"),
+    ] = None,
+    max_free: Annotated[
+        str, typer.Option(help="Stop once so much is freed: 20G.", metavar="SIZE")
+    ] = "",
+    as_json: JsonFlag = False,
+) -> None:
+    """Free what no kept generation, running build or running engine needs.
+
+    Example: mm store gc --dry-run --older-than 7d
+    """
+    store = open_store()
+    let_go: list[str] = []
+    if is_set_up(Home.from_env()):
+        connect()
+        from deployments.jobs.keep import renew_roots  # noqa: PLC0415 (loads Django)
+
+        let_go = list(renew_roots(store, last=keep, dry_run=dry_run).let_go)
+    done = collect(
+        store,
+        dry_run=dry_run,
+        older_than_s=seconds_of(older_than) if older_than else 0,
+        max_free_bytes=bytes_of(max_free) if max_free else None,
+        on_wait=lambda holder: console.print(f"[dim]waiting for {escape(holder)}[/]"),
+    )
+    if as_json:
+        emit_json(done.as_json() | {"generations_let_go": let_go})
+        return
+    sizes = [[escape(name)] for name in done.objects]
+    table(["would go" if dry_run else "went"], sizes, empty="nothing to collect")
+    if let_go:
+        verb = "would no longer be kept" if dry_run else "are no longer kept"
+        console.print(f"generations that {verb}: {escape(', '.join(let_go))}")
+    verb = "would be freed" if dry_run else "freed"
+    console.print(
+        f"{bytes_text(done.freed_bytes)} {verb} "
+        f"({len(done.objects)} objects, {done.blobs} files), {done.kept_objects} objects kept, "
+        f"{seconds_text(done.seconds)}"
+    )
+
+
+def verify_objects(
+    names: ObjectNames = None,
+    *,
+    contents: Annotated[
+        bool, typer.Option("--contents", help="Read every file and compare its digest.")
+    ] = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Look for damage: each object is ok, corrupt or missing. Exit code 1 when one is not ok.
+
+    Example: mm store verify --contents
+    """
+    store = open_store()
+    wanted = [resolve_name(store, name) for name in names] if names else None
+    with progress_bar("reading", quiet=as_json) as hook:
+        found = verify(store, wanted, contents=contents, progress=hook)
+    if as_json:
+        emit_json(found.as_json())
+    else:
+        _show_damage(found.damaged)
+        ok = len(found.verdicts) - len(found.damaged)
+        read = f", {bytes_text(found.read_bytes)} read" if contents else ""
+        console.print(f"{ok} of {len(found.verdicts)} ok{read}, {seconds_text(found.seconds)}")
+    if found.damaged:
+        raise typer.Exit(1)
+
+
+def _show_damage(damaged: tuple[Verdict, ...]) -> None:
+    for verdict in damaged:
+        console.print(f"[red]{verdict.state}[/] {escape(verdict.name)}")
+        for problem in verdict.problems[:10]:
+            console.print(f"    {escape(problem.path or 'the folder')} {escape(problem.words)}")
+
+
+def repair(
+    names: ObjectNames = None,
+    *,
+    contents: Annotated[
+        bool, typer.Option("--contents/--no-contents", help="Read every file to find damage.")
+    ] = True,
+    as_json: JsonFlag = False,
+) -> None:
+    """Mend damaged objects: only the bad files are pulled, fetched or built again.
+
+    Damaged bytes are kept aside in the store's quarantine folder.
+
+    Example: mm store repair
+    """
+    home = Home.from_env()
+    store = open_store()
+    wanted = [resolve_name(store, name) for name in names] if names else None
+    with progress_bar("reading", quiet=as_json) as hook:
+        found = verify(store, wanted, contents=contents, progress=hook)
+    with repair_sources(store, home) as sources:
+        done = mend(store, found.damaged, sources, say=_hush if as_json else _say)
+    if as_json:
+        emit_json(done.as_json())
+    else:
+        console.print(f"{len(done.mended)} mended, {len(done.failed)} could not be mended")
+    if done.failed:
+        raise typer.Exit(1)
+
+
+def _say(line: str) -> None:
+    console.print(escape(line))
+
+
+def _hush(_line: str) -> None:
+    """Say nothing."""
+
+
+@contextmanager
+def repair_sources(store: Store, home: Home) -> Iterator[list[BlobSource]]:
+    """Where damaged files are got from: the configured depots first, then their own step."""
+    from mmadmin.cli.store_exchange import open_depots  # noqa: PLC0415 (the network)
+    from mmadmin.core.store.substitute import DepotSource  # noqa: PLC0415 (cryptography)
+    from mmadmin.host.toolbox import HostConfig, HostToolbox  # noqa: PLC0415 (the network)
+
+    def tools_for(_derivation: Any, staging: Staging, log_path: Path) -> HostToolbox:
+        log_file = log_path.open("a", encoding="utf-8", errors="replace", buffering=1)
+        config = HostConfig.from_env(home.store / "downloads", hidden=[home.secrets])
+        return HostToolbox(
+            staging,
+            lambda line: print(line, file=log_file),
+            lambda _done, _total, _unit: None,
+            lambda: False,
+            config=config,
+        )
+
+    with open_depots(home) as (depots, _):
+        yield [*(DepotSource(depot) for depot in depots), Rebuild(store, tools_for)]
+
+
+def reindex(*, as_json: JsonFlag = False) -> None:
+    """Rebuild the store's index from the records on the disk.
+
+    Example: mm store reindex
+    """
+    root = Home.from_env().store
+    try:
+        count = Store(root).reindex()
+    except StoreCorrupt:
+        for path in root.glob("index.sqlite3*"):  # it cannot even be opened: begin anew
+            path.rename(path.with_name(f"damaged-{path.name}"))
+        count = len(Store(root).names())
+    if as_json:
+        emit_json({"objects": count})
+    else:
+        sys.stdout.write(f"{count} objects\n")

@@ -1,0 +1,195 @@
+"""`mm store`: exchanging objects with other stores: push, pull, serve, and the keys for it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from mmadmin.cli.output import JsonFlag, bytes_text, console, emit_json
+from mmadmin.cli.store_care import progress_bar
+from mmadmin.cli.store_names import open_store, resolve_name
+from mmadmin.core.errors import InvalidInput, NotFound
+from mmadmin.core.home import Home
+from mmadmin.core.store.claims import SigningKey, Trust
+from mmadmin.core.store.substitute import (
+    Depot,
+    Folder,
+    Substituter,
+    trust_from_json,
+)
+from mmadmin.core.store.substitute import push as push_to
+
+DepotAddress = Annotated[
+    str, typer.Argument(help="A folder, or an http(s) address.", metavar="DEPOT")
+]
+
+
+@contextmanager
+def open_depots(home: Home, instead: str = "") -> Iterator[tuple[list[Depot], Trust]]:
+    """The depots and the trust of `MM_HOME/substituters.json`; none without the file.
+
+    `instead` is the address of a depot to use in place of the configured ones.
+    """
+    from mmadmin.host.substitute import HttpDepot, depot_at  # noqa: PLC0415 (the network)
+
+    addresses: list[str] = []
+    trust = Trust({})
+    path = home.root / "substituters.json"
+    if path.exists():
+        addresses, trust = trust_from_json(path.read_text(encoding="utf-8"))
+    with ExitStack() as stack:
+        depots = [depot_at(address) for address in ([instead] if instead else addresses)]
+        for depot in depots:
+            if isinstance(depot, HttpDepot):
+                stack.callback(depot.close)
+        yield depots, trust
+
+
+def signing_key(home: Home) -> SigningKey | None:
+    """The key of this store, if it was made."""
+    try:
+        return SigningKey.from_text((home.secrets / "store_key").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+
+
+def key(
+    name: Annotated[str, typer.Argument(help="Name of a new key; without it, show.")] = "",
+    *,
+    as_json: JsonFlag = False,
+) -> None:
+    """Make the key with which this store signs what it built, or show its public half.
+
+    Others put the public half under "trusted" into their MM_HOME/substituters.json.
+
+    Example: mm store key team-gpu-1
+    """
+    home = Home.from_env()
+    found = signing_key(home)
+    if found is None:
+        if not name:
+            raise NotFound("this store has no key yet", remedy="make one: `mm store key NAME`")
+        found = SigningKey.generate(name)
+        home.secrets.mkdir(parents=True, exist_ok=True, mode=0o700)
+        fd = os.open(home.secrets / "store_key", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with open(fd, "w", encoding="utf-8") as file:  # noqa: PTH123 (a descriptor, 0600)
+            file.write(found.secret_text() + "\n")
+    elif name and name != found.name:
+        raise InvalidInput(
+            f"this store's key is called {found.name}",
+            remedy="to replace it, remove MM_HOME/secrets/store_key first",
+        )
+    if as_json:
+        emit_json({"name": found.name, "public": found.public_text()})
+    else:
+        sys.stdout.write(found.public_text() + "\n")
+
+
+def push(
+    depot: DepotAddress,
+    names: Annotated[list[str], typer.Argument(help="Objects, with all they need.")],
+    *,
+    as_json: JsonFlag = False,
+) -> None:
+    """Put objects, with all they need, into a folder that other stores can pull from.
+
+    Signed with this store's key, if it has one (mm store key). Goes on where it was interrupted.
+
+    Example: mm store push /mnt/share/depot smollm2-135m
+    """
+    from mmadmin.host.substitute import depot_at  # noqa: PLC0415 (the network)
+
+    home = Home.from_env()
+    store = open_store()
+    target = depot_at(depot)
+    if not isinstance(target, Folder):
+        raise InvalidInput("only a folder can be pushed to", remedy="serve the folder over HTTP")
+    signer = signing_key(home)
+    wanted = [resolve_name(store, name) for name in names]
+    with progress_bar("pushing", quiet=as_json) as hook:
+        done = push_to(store, wanted, target, signer=signer, progress=hook)
+    if as_json:
+        emit_json(
+            {
+                "objects": done.objects,
+                "claims": done.claims,
+                "blobs": done.blobs,
+                "sent_bytes": done.sent_bytes,
+                "signed_by": signer.name if signer else None,
+            }
+        )
+        return
+    words = f"signed by {signer.name}" if signer else "not signed: others must know the names"
+    console.print(
+        f"{done.objects} objects and {done.claims} claims there, {done.blobs} files sent "
+        f"({bytes_text(done.sent_bytes)}), {escape(words)}"
+    )
+
+
+def pull(
+    name: Annotated[str, typer.Argument(help="The full name of an object.", metavar="OBJECT")],
+    depot: Annotated[
+        str, typer.Option("--from", help="Another depot than the configured ones.")
+    ] = "",
+    *,
+    as_json: JsonFlag = False,
+) -> None:
+    """Get an object, with all it needs, from the configured depots or from another.
+
+    Example: mm store pull 3f1c…-smollm2-135m --from https://depot.example.org
+    """
+    home = Home.from_env()
+    store = open_store()
+    with (
+        open_depots(home, depot) as (depots, trust),
+        progress_bar("pulling", quiet=as_json) as hook,
+        store.lease("pull") as lease,
+    ):
+        if not depots:
+            raise NotFound(
+                "no depot is configured",
+                remedy="write MM_HOME/substituters.json (see docs/store.md), or use --from",
+            )
+        substituter = Substituter(
+            store, depots, trust, hook, lambda line: console.print(escape(line), style="dim")
+        )
+        if not substituter.pull(name, lease):
+            raise NotFound(f"{name} could not be had whole from {depots[0].label}")
+        store.add_root("pulled", name, name, "pulled by hand")
+    if as_json:
+        emit_json({"name": name, "path": str(store.object_path(name))})
+    else:
+        sys.stdout.write(f"{store.object_path(name)}\n")
+
+
+def serve(
+    *,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 = any.")] = 8090,
+) -> None:
+    """Serve this store to other stores over HTTP, read-only, until interrupted.
+
+    Everyone who reaches the port can read every object.
+
+    Example: mm store serve --host 0.0.0.0
+    """
+    from mmadmin.host.substitute import serve as serve_store  # noqa: PLC0415 (the network)
+
+    home = Home.from_env()
+    signer = signing_key(home)
+    store_root: Path = home.store
+    open_store().close()
+    with serve_store(store_root, (host, port), signer=signer) as server:
+        words = f"signing as {signer.name}" if signer else "without a key: no claims"
+        console.print(f"http://{host}:{server.server_address[1]}  [dim]{escape(words)}[/]")
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            return

@@ -1,0 +1,61 @@
+"""What the commands of `mm store` share: the store, and how people write names, sizes and spans."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+import typer
+
+from mmadmin.core.errors import NotFound
+from mmadmin.core.home import Home
+from mmadmin.core.store import Store
+
+ObjectName = Annotated[
+    str, typer.Argument(help="An object's name, or the beginning of it.", metavar="OBJECT")
+]
+ObjectNames = Annotated[
+    list[str] | None,
+    typer.Argument(help="Names, or beginnings of names; all by default.", metavar="[OBJECT]..."),
+]
+
+SPAN = re.compile(r"(\d+)\s*([smhdw]?)")
+SPAN_S = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+SIZE = re.compile(r"(\d+)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
+SIZE_BYTES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+def open_store() -> Store:
+    """The store of this machine."""
+    return Store(Home.from_env().store)
+
+
+def resolve_name(store: Store, text: str) -> str:
+    """The one object whose name begins (or whose own name is) so; `NotFound` otherwise."""
+    names = store.names()
+    matches = [n for n in names if n == text or n.startswith(text) or n[65:] == text]
+    if len(matches) != 1:
+        raise NotFound(
+            f"{len(matches)} objects are called {text!r}"
+            if matches
+            else f"no object is called {text!r}",
+            remedy="give more of the name" if matches else "`mm store ls` lists them",
+            candidates=matches[:10],
+        )
+    return matches[0]
+
+
+def seconds_of(text: str) -> int:
+    """`90`, `30m`, `12h`, `7d`, `2w` in seconds."""
+    found = SPAN.fullmatch(text.strip())
+    if not found:
+        raise typer.BadParameter(f"{text!r} is no span of time: write 30m, 12h, 7d or 2w")
+    return int(found[1]) * SPAN_S[found[2]]
+
+
+def bytes_of(text: str) -> int:
+    """`500M`, `20G`, `20GiB` in bytes (powers of 1024)."""
+    found = SIZE.fullmatch(text.strip())
+    if not found:
+        raise typer.BadParameter(f"{text!r} is no size: write 500M, 20G or 1T")
+    return int(found[1]) * SIZE_BYTES[found[2].upper()]

@@ -1,0 +1,179 @@
+"""`mm store` over a real store: what it prints, and its exit codes."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from mmadmin.cli.store import app
+from mmadmin.cli.store_names import bytes_of, seconds_of
+from mmadmin.core.errors import MmError
+from mmadmin.core.store import Store, StoreObject
+from mmadmin.host.substitute import serve
+from tests.core.store.test_verify import flip
+from tests.core.workshop import add, damage
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    """The store of an installation that has no panel."""
+    monkeypatch.setenv("MM_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("DATABASE_URL", raising=False)
+    return Store(tmp_path / "home" / "store")
+
+
+@pytest.fixture
+def model(store: Store) -> StoreObject:
+    """A model, a system that needs it and is kept, and something that nobody needs."""
+    found = add(store, "model", {"m.gguf": b"weights" * 1000})
+    system = add(store, "system", {"manifest.json": b"{}"}, refs=[found.name])
+    store.add_root("generation", "smol/1", system.name, "live")
+    add(store, "loose", {"f": b"l" * 100_000})
+    return found
+
+
+def mm(*words: str, status: int = 0) -> str:
+    """What `mm store …` prints."""
+    done = CliRunner().invoke(app, list(words))
+    if done.exception and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    assert done.exit_code == status, done.output
+    return done.output
+
+
+def mm_json(*words: str, status: int = 0) -> Any:
+    """What `mm store … --json` prints."""
+    return json.loads(mm(*words, "--json", status=status))
+
+
+def test_looking(store: Store, model: StoreObject) -> None:
+    """Lists, paths, roots, reasons and closures, for people and for programs."""
+    assert [row["name"][65:] for row in mm_json("ls")] == ["loose", "model", "system"]
+    assert mm("path", "model").strip() == str(model.path)
+    assert mm_json("path", model.name[:12])["name"] == model.name
+    assert [(r["kind"], r["key"]) for r in mm_json("roots")] == [("generation", "smol/1")]
+    (need,) = mm_json("why", "model")
+    assert [name[65:] for name in need["path"]] == ["system", "model"]
+    assert "generation smol/1" in mm("why", "model")
+    assert "nobody needs it" in mm("why", "loose")
+    assert {row["name"][65:]: row["own"] for row in mm_json("closure", "system")} == {
+        "model": 7000,
+        "system": 2,
+    }
+    assert "7.0 KiB" not in mm("closure", "system")
+    with pytest.raises(MmError, match="no object is called"):
+        mm("path", "nothing")
+
+
+def test_collecting(store: Store, model: StoreObject) -> None:
+    """The dry run says what would go; the real one frees just that."""
+    would = mm_json("gc", "--dry-run")
+    assert len(list(store.objects())) == 3
+    assert mm_json("gc", "--older-than", "1h")["objects"] == []
+    done = mm_json("gc", "--max-free", "1G")
+    assert done["objects"] == would["objects"]
+    assert done["freed_bytes"] == would["freed_bytes"] >= 100_000
+    assert [o.name[65:] for o in store.objects()] == sorted(
+        ["model", "system"],
+        key=lambda n: next(o.name for o in store.objects() if o.name.endswith(n)),
+    )
+    assert "nothing to collect" in mm("gc")
+
+
+def test_verify_and_repair_from_a_depot(store: Store, model: StoreObject, tmp_path: Path) -> None:
+    """Damage is found by reading, exits with 1, and is mended from the configured depot."""
+    mm("push", str(tmp_path / "depot"), "system")
+    (tmp_path / "home/substituters.json").write_text(
+        json.dumps({"depots": [str(tmp_path / "depot")]})
+    )
+    flip(model.path / "m.gguf")
+    assert mm_json("verify")["corrupt"] == 0
+    assert mm_json("verify", "--contents", status=1)["corrupt"] == 1
+    assert "m.gguf has the content" in mm("verify", "model", "--contents", status=1)
+    done = mm_json("repair")
+    assert done["mended"] == [model.name]
+    assert done["blobs"][0]["source"] == str(tmp_path / "depot")
+    assert mm_json("verify", "--contents")["corrupt"] == 0
+    assert damage(store) == []
+
+
+def test_what_cannot_be_mended_is_a_failure(store: Store, model: StoreObject) -> None:
+    """Without a depot and without the step that made it, repair says so and exits with 1."""
+    flip(model.path / "m.gguf")
+    done = mm_json("repair", status=1)
+    assert "no source has the right bytes" in done["failed"][0]["reason"]
+
+
+def test_reindex_also_when_the_index_is_no_database(
+    store: Store, model: StoreObject, tmp_path: Path
+) -> None:
+    """The disk is the truth: a damaged index is put aside and made anew."""
+    store.close()
+    for path in store.root.glob("index.sqlite3-*"):
+        path.unlink()
+    (store.root / "index.sqlite3").write_bytes(b"damaged" * 1000)
+    assert mm_json("reindex") == {"objects": 3}
+    assert (store.root / "damaged-index.sqlite3").exists()
+    assert mm_json("reindex") == {"objects": 3}
+
+
+def test_keys_are_made_once_and_private(store: Store, tmp_path: Path) -> None:
+    """The public half is printed; the secret is in a file of mode 0600."""
+    with pytest.raises(MmError, match="no key yet"):
+        mm("key")
+    public = mm("key", "gpu-1").strip()
+    assert public.startswith("gpu-1:")
+    assert mm("key").strip() == public == mm_json("key")["public"]
+    secret = tmp_path / "home/secrets/store_key"
+    assert secret.stat().st_mode & 0o777 == 0o600
+    with pytest.raises(MmError, match="called gpu-1"):
+        mm("key", "gpu-2")
+
+
+def test_pull_from_a_served_store(
+    store: Store, model: StoreObject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another installation gets an object with all it needs over HTTP."""
+    (system,) = [o.name for o in store.objects() if o.name.endswith("-system")]
+    server = serve(store.root, ("127.0.0.1", 0))
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    monkeypatch.setenv("MM_HOME", str(tmp_path / "other"))
+    try:
+        with pytest.raises(MmError, match="no depot is configured"):
+            mm("pull", system)
+        found = mm_json("pull", system, "--from", f"http://127.0.0.1:{server.server_address[1]}")
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+    other = Store(tmp_path / "other/store")
+    assert Path(found["path"]).is_dir()
+    assert other.closure(system) == store.closure(system)
+    assert damage(other) == []
+    assert [r["kind"] for r in mm_json("roots")] == ["pulled"]
+
+
+def test_spans_and_sizes() -> None:
+    """How people write them, and what is refused."""
+    assert [seconds_of(t) for t in ("90", "30m", "12h", "7d", "2w")] == [
+        90,
+        1800,
+        43200,
+        604800,
+        1209600,
+    ]
+    assert [bytes_of(t) for t in ("5", "1K", "20G", "20GiB", "1t")] == [
+        5,
+        1024,
+        20 << 30,
+        20 << 30,
+        1 << 40,
+    ]
+    assert "no span of time" in mm("gc", "--older-than", "soon", status=2)
+    assert "no size" in mm("gc", "--max-free", "-1", status=2)
