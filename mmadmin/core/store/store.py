@@ -910,11 +910,36 @@ def object_from_record(data: bytes, name: str, path: Path, where: str) -> StoreO
 def _realisation_from(path: Path) -> Realisation:
     try:
         value = parse(path.read_bytes())
-        if not isinstance(value, dict) or not is_sha256(path.stem):
-            raise StoreCorrupt(f"the record {path} is damaged")
-        return Realisation(**value)  # type: ignore[arg-type]  # wrong types fail in the index
-    except (InvalidDerivation, TypeError) as error:
-        raise StoreCorrupt(f"the record {path} is damaged: {error}") from error
+    except InvalidDerivation as error:
+        raise StoreCorrupt(f"the record {path} is damaged: {error.message}") from error
+    found = realisation_from_json(value, str(path))
+    if found.resolved_key != path.stem:
+        raise StoreCorrupt(f"the record {path} is that of another step")
+    return found
+
+
+def realisation_from_json(value: Any, where: str) -> Realisation:
+    """The record of `Realisation.as_json`; `StoreCorrupt` for anything else."""
+    kinds = {
+        "resolved_key": str,
+        "derivation": str,
+        "object": str,
+        "sandbox": str,
+        "host": str,
+        "built_ms": int,
+        "built_at": int,
+        "log": str,
+    }
+    if (
+        not isinstance(value, dict)
+        or set(value) != set(kinds)
+        or not all(isinstance(value[name], kind) for name, kind in kinds.items())
+        or not is_sha256(value["resolved_key"])
+        or not is_sha256(value["derivation"])
+    ):
+        raise StoreCorrupt(f"a record in {where} is damaged")
+    check_object_name(value["object"])
+    return Realisation(**value)
 
 
 def _insert_object(index: sqlite3.Connection, found: StoreObject) -> None:
