@@ -94,7 +94,9 @@ class Parent:
                     self._start(index)
         for sock in self._sockets:
             sock.close()
-        return max(abs(worker.wait()) for worker in self._workers.values())
+        codes = [worker.wait() for worker in self._workers.values()]
+        told = (-signal.SIGTERM, -signal.SIGINT)  # it was told before it had begun to serve
+        return max(0 if code in told else abs(code) for code in codes)
 
     def _start(self, index: int) -> None:
         descriptors = [sock.fileno() for sock in self._sockets] + [self._alive]

@@ -24,7 +24,6 @@ import shutil
 import time
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +39,8 @@ BATCH_LINES = 300
 BATCH_BYTES = 128 * 1024
 STEP_S = 0.25
 ADOPT_EVERY_S = 5.0
+_UNPLACED = b'"gate":"","seq":0}'
+"""How a usage event ends before it has a place in a spool."""
 LOST_AFTER_S = 5.0
 """Lines sent and not acknowledged for so long are looked for in the stream."""
 _ADD = """
@@ -74,6 +75,7 @@ class Spool:
 
     def __init__(self, root: Path, *, fsync: bool = False) -> None:
         self.id = secrets.token_hex(8)
+        self._id = self.id.encode()
         self.folder = root / self.id
         self.folder.mkdir(parents=True, mode=0o700)
         self._guard = _lock(self.folder)
@@ -93,7 +95,10 @@ class Spool:
         When the disk refuses, the line waits in memory and goes out with the next one.
         """
         self.seq += 1
-        line = orjson.dumps(replace(usage, gate=self.id, seq=self.seq)) + b"\n"
+        line = orjson.dumps(usage)
+        if not line.endswith(_UNPLACED):
+            raise ValueError(f"usage {usage.id} has a place in a spool already")
+        line = b'%b"gate":"%b","seq":%d}\n' % (line[: -len(_UNPLACED)], self._id, self.seq)
         if self._unwritten:
             self._unwritten.append(line)
             line = b"".join(self._unwritten)

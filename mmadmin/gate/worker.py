@@ -26,6 +26,7 @@ from mmadmin.gate.metrics import merge
 from mmadmin.gate.pulse import Pulse
 from mmadmin.gate.settings import GateSettings
 from mmadmin.gate.spool import Spool
+from mmadmin.gate.wire import GatheringProtocol
 
 KEEP_ALIVE_S = 125
 """Longer than the idle limits of the proxies in front (nginx 60 s, Cloudflare 100 s)."""
@@ -48,7 +49,7 @@ def server(app: Any, *, graceful_s: int | None = None, keep_alive_s: int = 5) ->
     return QuietServer(
         uvicorn.Config(
             app,
-            http="httptools",
+            http=GatheringProtocol,
             ws="none",
             lifespan="off",
             interface="asgi3",

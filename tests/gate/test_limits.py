@@ -32,6 +32,7 @@ class Clock:
         self.now = NOON
 
     def __call__(self) -> float:
+        """Now."""
         return self.now
 
 
@@ -70,7 +71,7 @@ async def settle(limiter: Limiter, reservation, used: int) -> None:
     """Settle and wait until it is counted."""
     limiter.settle(reservation, used)
     async with asyncio.timeout(5):
-        while limiter._unsettled:
+        while limiter._unsettled:  # noqa: ASYNC110 (no event for it)
             await asyncio.sleep(0.001)
 
 
@@ -188,7 +189,7 @@ async def test_without_the_broker_each_counts_for_itself_and_reports_later(
         assert await refused(limiter, key) == "tokens_per_day"
         await broker.start()
         async with asyncio.timeout(10):
-            while await client.get("mm:limit:{k}:d:20260921") != b"100":
+            while await client.get("mm:limit:{k}:d:20260921") != b"100":  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
         await limiter.stop()
         await client.aclose()

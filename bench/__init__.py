@@ -1,0 +1,1 @@
+"""Measurements that are shown, not claimed: each prints a table and ends with one line."""
