@@ -175,6 +175,7 @@ def show(outcome: Outcome, ports: Ports) -> None:
         f"[dim]{escape(outcome.model)}, generation {escape(outcome.generation)}, "
         f"{outcome.tokens_per_s} tokens/s. A model this small answers fast, not rightly.[/]"
     )
-    console.print(f"\nkey     [bold]{outcome.key}[/]  [yellow](shown only now)[/]")
+    shown = "[yellow](shown only now)[/]"
+    console.print(f"\nkey     [bold]{outcome.key}[/]  {shown}", soft_wrap=True)
     console.print("try     ", end="")
     console.print(curl_line(outcome, ports), soft_wrap=True, markup=False)
