@@ -129,17 +129,15 @@ def suggest(
     def attempt(words: str, tried: RunShape, **options: Json) -> None:
         made = predict(shape, tried, devices, calibration=calibration)
         if fits(made, devices, reserve_bytes=reserve_bytes):
-            found.append(Suggestion(options, made, words))
+            found.append(Suggestion({**shared, **options}, made, words))
 
     base = run
+    shared: dict[str, Json] = {}
     if len(devices) > 1:
         split = best_split(shape, run, devices, calibration=calibration)
         base = replace(run, tensor_split=split)
-        attempt(
-            f"share the layers {':'.join(str(share) for share in split)}",
-            base,
-            tensor_split=[int(share) for share in split],
-        )
+        shared["tensor_split"] = [int(share) for share in split]
+        attempt(f"share the layers {':'.join(str(share) for share in split)}", base)
     if shape.has_cache and {run.cache_type_k, run.cache_type_v} != {"q8_0"}:
         attempt(
             "keep the cache in q8_0 (half the memory)",

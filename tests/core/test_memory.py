@@ -255,8 +255,10 @@ def test_suggestions_fit_and_say_what_they_change() -> None:
     assert found
     for one in found:
         assert fits(one.prediction, cards)
-        assert one.options
         assert one.words
+        options = dict(one.options)
+        split = tuple(map(Decimal, options.pop("tensor_split")))
+        assert predict(shape, replace(run, tensor_split=split, **options), cards) == one.prediction
 
 
 @settings(max_examples=40, deadline=None)

@@ -1,0 +1,105 @@
+"""`mm fit`, `mm browse`: know before the download.
+
+Neither needs the panel, the broker or a database; `fit` takes this machine as the host, or one
+that is only described.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+
+from mmadmin.cli.deployments import SpecFile, read_spec
+from mmadmin.cli.output import JsonFlag, bytes_text, console, emit_json, table
+from mmadmin.core.described_host import described_host
+from mmadmin.core.home import Home
+from mmadmin.core.placement import HostView, place
+from mmadmin.core.spec import parse_spec
+
+HOSTS = Path(__file__).resolve().parents[2] / "deployments" / "hosts"
+
+OnHost = Annotated[
+    str,
+    typer.Option("--on", help="A described host (v100x4, h200, cpu, …) instead of this machine."),
+]
+Revision = Annotated[str, typer.Option(help="Branch, tag or commit.")]
+
+
+def fit(file: SpecFile, *, on: OnHost = "", as_json: JsonFlag = False) -> None:
+    """Say whether a deployment fits a host, on which GPUs, and what would make it fit.
+
+    Reads the model's header from the hub by ranges; downloads nothing else.
+    """
+    from mmadmin.host.facts import host_facts  # noqa: PLC0415 (the hub's client and NVML)
+    from mmadmin.host.fit import answer_as_json, look, wanted_of  # noqa: PLC0415
+
+    spec = parse_spec(read_spec(file))
+    seen = look(spec)
+    home = Home.from_env()
+    facts = described_host(HOSTS, on) if on else host_facts(home.store)
+    answer = place(wanted_of(spec, seen.shape), [HostView(on or "this machine", facts)])
+    rows = answer_as_json(answer)
+    if as_json:
+        emit_json(
+            {
+                "model": seen.where,
+                "quant": seen.label,
+                "size_bytes": seen.size_bytes,
+                "licence": seen.listing.licence if seen.listing else "",
+                "answers": rows,
+            }
+        )
+    else:
+        console.print(
+            f"[bold]{escape(seen.label)}[/] of {escape(seen.where)}, "
+            f"{bytes_text(seen.size_bytes)}, {seen.shape.parameters / 1e9:.1f} B parameters"
+        )
+        for row in rows:
+            _show(row)
+    if not answer.candidates:
+        raise typer.Exit(1)
+
+
+def _show(row: dict[str, Any]) -> None:
+    mark = "[green]fits[/]" if row["ok"] else "[red]does not fit[/]"
+    console.print(f"{mark}: {escape(row['words'])}")
+    for position, size in enumerate(row["per_device_bytes"]):
+        device = row["devices"][position] if row["devices"] else position
+        console.print(f"  GPU {device}: {bytes_text(size)}")
+    if row["host_bytes"]:
+        console.print(f"  main memory: {bytes_text(row['host_bytes'])}")
+    for finding in row["warnings"]:
+        console.print(f"  [yellow]{finding['severity']}[/]: {escape(finding['words'])}")
+        console.print(f"    {escape(finding['remedy'])}")
+    if not row["ok"] and row.get("remedy"):
+        console.print(f"  instead: {escape(str(row['remedy']))}")
+
+
+def browse(
+    repo: Annotated[str, typer.Argument(help="The repository on the hub: owner/name.")],
+    *,
+    revision: Revision = "main",
+    as_json: JsonFlag = False,
+) -> None:
+    """List the GGUF sets of a hub repository: quants, sizes, licence. Downloads nothing."""
+    from mmadmin.host.hub import Hub  # noqa: PLC0415 (the hub's client)
+    from mmadmin.host.hub_browser import browse as browse_hub  # noqa: PLC0415
+
+    found = browse_hub(Hub.from_env(), repo, revision)
+    if as_json:
+        emit_json(found.as_json())
+        return
+    rows = [
+        [one.label, one.kind, bytes_text(one.size_bytes), str(one.shards), one.name]
+        for one in found.sets
+    ]
+    console.print(f"[bold]{escape(found.repo)}[/] at {found.commit[:12]}")
+    console.print(
+        f"licence: {escape(found.licence or 'not declared')} {escape(found.licence_link)}"
+    )
+    table(["quant", "kind", "size", "files", "name"], rows, empty="it holds no GGUF")
+    for note in found.notes:
+        console.print(f"[yellow]note[/]: {escape(note)}")
