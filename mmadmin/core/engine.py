@@ -102,6 +102,8 @@ class LaunchSpec:
     """Scaled with the model's size."""
     host: str = "127.0.0.1"
     port: int = 0
+    help_argv: Sequence[str] = ()
+    """A command that names every option of this very build; empty = it has none."""
 
     @property
     def url(self) -> str:

@@ -36,6 +36,7 @@ PROBE_ROWS: Mapping[str, str] = {
     "template.effort-medium": 'reasoning effort "medium"',
     "template.effort-high": 'reasoning effort "high"',
     "template.effort-bogus": "a reasoning effort that does not exist",
+    "template.thinking-off": "thinking switched off by the template's own variable",
     "reasoning": "reasoning text comes in its own field",
     "tool-call": "a tool call comes back parsed",
     "speed": "generation is as fast as the spec's floor asks",

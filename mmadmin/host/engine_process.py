@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -19,7 +21,7 @@ from threading import Timer
 import psutil
 
 from mmadmin.core.engine import LaunchSpec
-from mmadmin.core.errors import Conflict, InvalidInput, ProbeFailed, Unreachable
+from mmadmin.core.errors import Conflict, InvalidInput, InvalidSpec, ProbeFailed, Unreachable
 from mmadmin.core.home import Home
 from mmadmin.host.endings import end_processes, is_alive
 from mmadmin.host.facts import gpu_processes
@@ -32,6 +34,9 @@ RELEASE_S = 60.0
 POLL_S = 0.1
 LAUNCH_POLL_S = 0.02
 LAUNCHER = "mmadmin.host.launch"
+HELP_S = 60.0
+"""A GPU build may look at its devices before it prints its options."""
+_OPTION = re.compile(r"(?<![\w-])--[a-z0-9][a-z0-9.-]*")
 PROJECT = Path(__file__).resolve().parent.parent.parent
 
 
@@ -110,7 +115,7 @@ def start(
     Idempotent: one that runs under this uid is left alone. `startsecs` (default: from the load
     deadline) is how long it must run before its end counts as a crash instead of a failed start.
     Raises `Conflict` when its port is taken, `ProbeFailed` when it ends at once, `Unreachable`
-    when there is no supervisor.
+    when there is no supervisor, `InvalidSpec` for options that this build does not have.
     """
     if not secret.strip():
         raise InvalidInput("an engine needs a secret", remedy="run `mm up` once: it makes them")
@@ -126,10 +131,49 @@ def start(
             port=launch.port,
             pid=owner.pid,
         )
+    check_command(launch)
     path = launch_file(home, uid)
     write_launch_file(path, launch, secret)
     supervisor.start_program(program_spec(home, uid, launch, startsecs=startsecs))
     return wait_for_process(home, uid)
+
+
+def check_command(launch: LaunchSpec) -> None:
+    """Refuse options that this very build does not have, by its own help text.
+
+    Raises `InvalidSpec` naming them, `ProbeFailed` when the program cannot be run at all.
+    """
+    if not launch.help_argv:
+        return
+    try:
+        done = subprocess.run(
+            list(launch.help_argv),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            env={"PATH": os.environ.get("PATH", ""), **launch.env},
+            timeout=HELP_S,
+            check=False,
+        )
+        words = (done.stderr or done.stdout).strip().splitlines()
+        failed = f"exit code {done.returncode}: {words[-1] if words else ''}"
+    except (OSError, subprocess.TimeoutExpired) as error:
+        done, failed = None, str(error)
+    if done is None or done.returncode != 0:
+        raise ProbeFailed(
+            f"the engine's program cannot be run here ({failed})",
+            remedy="build the engine on this host; for a GPU build, check the driver",
+            probe="command",
+        )
+    known = set(_OPTION.findall(done.stdout))
+    unknown = [word for word in launch.argv if word.startswith("--") and word not in known]
+    if unknown:
+        raise InvalidSpec(
+            f"serve: this build of the engine has no option {', '.join(unknown)}",
+            remedy="remove it, or choose an engine version that has it",
+            field="serve",
+        )
 
 
 def program_spec(

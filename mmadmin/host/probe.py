@@ -18,9 +18,11 @@ import httpx
 
 from mmadmin.core.engine import LaunchSpec
 from mmadmin.core.errors import ProbeFailed, Unreachable
+from mmadmin.core.home import Home
 from mmadmin.core.probes import ALWAYS_REQUIRED, PROBE_ROWS, TEMPLATE_PREFIX, ProbeReport, ProbeRow
+from mmadmin.core.spec import ActivationSpec
 from mmadmin.core.templates import conversations, problem_of
-from mmadmin.host.readiness import EngineClient, Ready, tiny_completion
+from mmadmin.host.readiness import EngineClient, Ready, tiny_completion, wait_ready
 
 TEMPLATE_S = 20.0
 STREAM_S = 120.0
@@ -28,7 +30,7 @@ CHAT_S = 300.0
 LIVENESS_S = 60.0
 STREAM_TOKENS = 16
 SPEED_TOKENS = 32
-TOOL_TOKENS = 256
+TOOL_TOKENS = 128
 REASONING_TOKENS = 512
 MILLI = 1000
 PERCENT = 100
@@ -47,6 +49,10 @@ _TOOL: Mapping[str, Any] = {
         },
     },
 }
+
+
+_IN_BODY = ("messages", "tools", "reasoning_effort")
+"""What a client sends at the top of a request; other variables go by `chat_template_kwargs`."""
 
 
 class _Skip(Exception):
@@ -119,6 +125,40 @@ def run_probes(
     return ProbeReport(tuple(rows), session.measured, ready.as_json())
 
 
+def prove(
+    home: Home,
+    uid: str,
+    launch: LaunchSpec,
+    secret: str,
+    *,
+    wanted: ActivationSpec,
+    deadline_s: float | None = None,
+    parent_report: Mapping[str, Any] | None = None,
+    on_progress: Callable[[str], None] = _silent,
+    check: Callable[[], None] = _go_on,
+) -> ProbeReport:
+    """Everything before the flip: wait until it is ready and the right one, ask every row.
+
+    `wanted` is the deployment file's `[activation]`; `parent_report` the report of the generation
+    that is replaced, for the speed floor. Raises `ProbeFailed`, with the report where there is one.
+    """
+    ready = wait_ready(
+        home, uid, launch, secret, deadline_s=deadline_s, on_progress=on_progress, check=check
+    )
+    floor = floor_of(wanted.speed_floor_percent, parent_report)
+    report = run_probes(
+        launch,
+        secret,
+        ready,
+        required={*wanted.required_probes, *(["speed"] if floor else [])},
+        slowest_milli=floor,
+        on_progress=on_progress,
+        check=check,
+    )
+    require(report)
+    return report
+
+
 def require(report: ProbeReport) -> None:
     """Raise `ProbeFailed` when a required row did not pass; the report is in its details."""
     if not report.refused:
@@ -188,7 +228,11 @@ def _template(session: _Session, row: str) -> str:
     session.chats()
     if row == "image" and "--mmproj" not in session.launch.argv:
         raise _Skip("the engine has no projector")
-    answer = session.post("/apply-template", conversations()[row], TEMPLATE_S)
+    variables = dict(conversations()[row])
+    body = {name: variables.pop(name) for name in _IN_BODY if name in variables}
+    if variables:
+        body["chat_template_kwargs"] = variables
+    answer = session.post("/apply-template", body, TEMPLATE_S)
     prompt = str(answer["prompt"])
     problem = problem_of(row, prompt)
     if problem:
@@ -257,6 +301,9 @@ def _tool_call(session: _Session) -> str:
     session.chats()
     if "--no-jinja" in session.launch.argv:
         raise _Skip("tools need Jinja, which is off")
+    properties = session.client.get("/props").json()
+    if (properties.get("chat_template_caps") or {}).get("supports_tools") is False:
+        raise _Skip("the chat template knows no tools")
     body = {
         "messages": [{"role": "user", "content": "What is 17 * 23? Use the tool."}],
         "tools": [_TOOL],
@@ -267,7 +314,7 @@ def _tool_call(session: _Session) -> str:
     message = session.post("/v1/chat/completions", body, CHAT_S)["choices"][0]["message"]
     calls = message.get("tool_calls") or []
     if not calls:
-        raise _Fail("no tool call came")
+        raise _Fail(f"no tool call came; it said {(message.get('content') or '')[:100]!r}")
     function = calls[0]["function"]
     if function["name"] != "multiply":
         raise _Fail(f"the call names {function['name']}")

@@ -63,6 +63,7 @@ class Handler(BaseHTTPRequestHandler):
                 "default_generation_settings": settings,
                 "total_slots": plan["slots"],
                 "model_path": plan["model"],
+                "chat_template_caps": {"supports_tools": not plan.get("no_tools")},
             }
             return self.answer(200, props)
         return self.answer(404, {})
@@ -100,7 +101,8 @@ class Handler(BaseHTTPRequestHandler):
         """A tool call where tools are given, else an answer with its reasoning."""
         if body.get("tools"):
             function = {"name": "multiply", "arguments": self.plan.get("arguments", "{}")}
-            return {"content": None, "tool_calls": [{"function": function}]}
+            calls = [] if self.plan.get("talks") else [{"function": function}]
+            return {"content": "Well." if not calls else None, "tool_calls": calls}
         if self.plan.get("leaks"):
             return {"content": "<think>hm</think>391"}
         return {"content": "391", "reasoning_content": "17 * 23"}

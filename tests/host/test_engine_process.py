@@ -22,7 +22,14 @@ import psutil
 import pytest
 
 from mmadmin.core.engine import LaunchSpec, Probe
-from mmadmin.core.errors import Cancelled, Conflict, InvalidInput, ProbeFailed, Unreachable
+from mmadmin.core.errors import (
+    Cancelled,
+    Conflict,
+    InvalidInput,
+    InvalidSpec,
+    ProbeFailed,
+    Unreachable,
+)
 from mmadmin.core.home import Home
 from mmadmin.host import engine_process, launch
 from mmadmin.host.endings import is_alive
@@ -270,6 +277,22 @@ def test_a_deaf_engine_and_its_children_are_killed_as_a_group(home, uid, port):
     assert not is_alive(process.pid, process.started)
     assert not children[0].is_running() or children[0].status() == psutil.STATUS_ZOMBIE
     assert engine_process.port_owner(port) is None
+
+
+def test_options_that_this_build_lacks_are_refused_before_it_is_started(home, uid, port):
+    """Its own help text is the last word; a program that does not run is told at once."""
+    help_text = "-c, --ctx-size N   size\n--jinja, --no-jinja   template engine"
+    say = (sys.executable, "-c", f"print({help_text!r})")
+    made = replace(stub(port), argv=["x", "--ctx-size", "1", "--no-jinja"], help_argv=say)
+    engine_process.check_command(made)
+    with pytest.raises(InvalidSpec, match="no option --jinjo"):
+        engine_process.start(home, uid, replace(made, argv=["x", "--jinjo"]), SECRET)
+    broken = (sys.executable, "-c", "import sys; sys.exit('libcuda.so.1: cannot open')")
+    with pytest.raises(ProbeFailed, match=r"exit code 1: libcuda\.so\.1"):
+        engine_process.start(home, uid, replace(made, help_argv=broken), SECRET)
+    with pytest.raises(ProbeFailed, match="No such file"):
+        engine_process.check_command(replace(made, help_argv=("/nowhere",)))
+    assert engine_process.status(home, uid) is None
 
 
 def test_an_engine_outlives_the_thread_that_started_it(home, uid, port):

@@ -94,6 +94,7 @@ def test_the_template_rows_are_the_matrix():
         ({"broken_tools": True}, "template.tools", "braces"),
         ({"arguments": "{"}, "tool-call", "another form"),
         ({"arguments": "[]"}, "tool-call", "no JSON object"),
+        ({"talks": True}, "tool-call", "no tool call came; it said 'Well.'"),
         ({"pieces": 1}, "stream", "in 1 pieces"),
         ({"no_usage": True}, "stream", "told no usage"),
         ({"no_done": True}, "stream", "without [DONE]"),
@@ -118,6 +119,12 @@ def test_a_strict_template_still_passes_what_it_allows(engine):
     found = states(run_probes(engine(strict=True), SECRET, READY))
     assert found["template.effort-none"] == found["template.effort-high"] == "passed"
     assert found["template.plain"] == "passed"
+
+
+def test_a_template_without_tools_is_not_asked_for_calls(engine):
+    """The engine knows what its template can do."""
+    report = run_probes(engine(no_tools=True), SECRET, READY)
+    assert words(report, "tool-call") == "the chat template knows no tools"
 
 
 def test_reasoning_must_be_in_its_own_field(engine):

@@ -234,6 +234,7 @@ _TABLE = """
 --spec-draft-p-split --draft-p-split =
 --spec-draft-p-min --draft-p-min =
 --spec-draft-backend-sampling --no-spec-draft-backend-sampling
+--spec-draft-sampling =greedy|probabilistic
 --spec-draft-device --device-draft =
 --spec-draft-ngl --gpu-layers-draft --n-gpu-layers-draft =
 --spec-draft-model --model-draft =
@@ -370,12 +371,15 @@ FILES: frozenset[str] = frozenset(
 )
 """Options that name files, whose bytes no lock would pin; and presets that download a model."""
 
-_LONG = re.compile(r"(?<![\w-])--([a-z0-9][a-z0-9.-]*)")
+_HEAD = re.compile(r"(?:--?[A-Za-z0-9][\w.-]*(?:,\s*|\s|$))+")
+"""The names at the beginning of a line of the help text."""
 
 
 def parse_help(text: str) -> frozenset[str]:
-    """Every long option that a `llama-server --help` text names, without dashes."""
-    return frozenset(_LONG.findall(text))
+    """Every long option that a `llama-server --help` text lists, without dashes."""
+    heads = [match[0] for line in text.splitlines() if (match := _HEAD.match(line))]
+    words = [word for head in heads for word in head.replace(",", " ").split()]
+    return frozenset(word[2:] for word in words if word.startswith("--"))
 
 
 def is_preset(name: str) -> bool:

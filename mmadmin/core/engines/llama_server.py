@@ -459,6 +459,7 @@ class LlamaServer:
             load_deadline_s=LOAD_SECONDS + size // SLOWEST_DISK,
             host=seat.host,
             port=seat.port,
+            help_argv=(argv[0], "--help"),
         )
 
 

@@ -179,8 +179,8 @@ def test_the_secret_is_never_in_the_launch():
 
 def test_help_text_is_read_into_names():
     """The built server's own help is the last word on its options."""
-    text = "-c,    --ctx-size N      size\n--perf, --no-perf      timings (see --perf-x)\n"
-    assert parse_help(text) == {"ctx-size", "perf", "no-perf", "perf-x"}
+    text = "-c,    --ctx-size N      size\n--perf, --no-perf      timings (see --perf-x)\n--jinja\n"
+    assert parse_help(text + "    as --other-x says") == {"ctx-size", "perf", "no-perf", "jinja"}
 
 
 def test_the_catalog_finds_it():

@@ -1,0 +1,159 @@
+"""The real llama-server and the real small model, under a real supervisor."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mmadmin.core.catalog import engine
+from mmadmin.core.engine import Seat
+from mmadmin.core.engines.llama_flags import BY_NAME, parse_help
+from mmadmin.core.errors import ProbeFailed
+from mmadmin.core.home import Home
+from mmadmin.core.system import read_system
+from mmadmin.host import engine_process
+from mmadmin.host.drift import drift
+from mmadmin.host.probe import liveness, require, run_probes
+from mmadmin.host.readiness import EngineClient, wait_ready
+from mmadmin.host.supervisor import Supervisor
+
+pytestmark = pytest.mark.engine
+
+SECRET = "canary-real-31b7"
+GOLDEN = Path(__file__).parents[1] / "core" / "engines" / "golden"
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """An installation with a running supervisor."""
+    home = Home(tmp_path_factory.mktemp("real"))
+    supervisor = Supervisor(home)
+    supervisor.launch()
+    yield home
+    supervisor.shutdown(30, lambda _line: None)
+
+
+@pytest.fixture(scope="module")
+def system(engine_store):
+    """The system that the catalog's small deployment is built to."""
+    return read_system(engine_store.path("system"))
+
+
+@pytest.fixture(scope="module")
+def live(home, system):
+    """It runs, and has proved itself: launch and what was proved."""
+    made = launch(system)
+    engine_process.start(home, "live", made, SECRET)
+    ready = wait_ready(home, "live", made, SECRET)
+    yield made, ready
+    engine_process.stop(home, "live", port=made.port)
+    assert engine_process.port_owner(made.port) is None
+
+
+def launch(system, **options):
+    """The system's launch on a free port, with some options changed."""
+    changed = replace(system, options={**system.options, **options})
+    port = engine_process.free_port(23000)
+    return engine(system.engine_kind).launch(changed, Seat("127.0.0.1", port))
+
+
+def test_it_proves_itself(live, system):
+    """Process, secret, alias, file, slots, context and a completion, as planned."""
+    _made, ready = live
+    assert ready.alias == "smollm2-135m"
+    assert ready.model_path == str(system.model)
+    assert (ready.slots, ready.context_per_slot) == (2, 4096)
+    assert ready.completion.strip()
+
+
+def test_it_shows_what_it_can_do(live):
+    """Every row is answered; stream and template pass; its template knows no tools."""
+    made, ready = live
+    report = run_probes(made, SECRET, ready, required=["stream", "template.plain", "speed"])
+    require(report)
+    states = {row.name: row.state for row in report.rows}
+    assert {states[name] for name in states if name.startswith("template.effort")} == {"passed"}
+    assert states["tool-call"] == "skipped"
+    assert report.measured["generation_tokens_per_s_milli"] > 0
+    liveness(made, SECRET)
+    json.dumps(report.as_json())
+
+
+def test_nothing_drifts_and_a_deleted_file_is_seen(live, home, system, engine_store):
+    """The engine runs from sealed files by the command that was planned."""
+    made, _ready = live
+    store = engine_store.store
+    assert drift(home, "live", made, system=system, secret=SECRET, store=store) == []
+
+
+def test_the_secret_is_wanted_on_every_endpoint(live):
+    """Only health answers without it."""
+    made, _ready = live
+    with EngineClient(made, SECRET) as client:
+        for path in ("/v1/models", "/props", "/slots"):
+            assert client.get(path, wrong_secret=True).status_code == 401, path
+        assert client.get("/health", wrong_secret=True).status_code == 200
+
+
+def test_a_model_that_cannot_be_loaded_fails_with_the_engines_words(home, system, tmp_path):
+    """Not after the deadline: at once, and with the reason."""
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(system.model.read_bytes()[:100_000])
+    made = launch(replace(system, model=broken))
+    engine_process.start(home, "broken", made, SECRET)
+    with pytest.raises(ProbeFailed, match="ended") as failed:
+        wait_ready(home, "broken", made, SECRET)
+    assert any("broken.gguf" in line for line in failed.value.details["log_tail"])
+    engine_process.stop(home, "broken", port=made.port)
+
+
+def test_a_context_that_the_engine_caps_is_refused(home, system):
+    """Asked for more than the model was trained with, behind the checks' back."""
+    made = launch(system, slots=1)
+    argv = [word if word != "4096" else "16384" for word in made.argv]
+    made = replace(made, argv=argv, probe=replace(made.probe, context_per_slot=16384))
+    engine_process.start(home, "capped", made, SECRET)
+    with pytest.raises(ProbeFailed, match="8192 tokens of context, planned were 16384"):
+        wait_ready(home, "capped", made, SECRET)
+    engine_process.stop(home, "capped", port=made.port)
+
+
+def test_the_table_of_options_is_the_servers_own(engine_store):
+    """What its help names and we know is the same list."""
+    done = subprocess.run(
+        [str(engine_store.server), "--help"], capture_output=True, text=True, check=True
+    )
+    said = parse_help(done.stdout)
+    assert set(BY_NAME) - said == set()
+    negatives = {name for name in said if name.startswith("no-")}
+    assert said - set(BY_NAME) - negatives == set()
+
+
+@pytest.mark.parametrize("path", sorted(GOLDEN.glob("*.json")), ids=lambda p: p.stem)
+def test_the_server_understands_every_golden_command(engine_store, tmp_path, path):
+    """It gets as far as missing the model file: no option is refused."""
+    argv = json.loads(path.read_text(encoding="utf-8"))["argv"]
+    template = tmp_path / "t.jinja"
+    template.write_text("{{ messages[0].content }}")
+    real = {
+        "/store/engine/bin/llama-server": str(engine_store.server),
+        "/store/template/chat_template.jinja": str(template),
+        "/store/mmproj/mmproj.gguf": str(tmp_path / "missing-mmproj.gguf"),
+        "/store/model/model.gguf": str(tmp_path / "missing.gguf"),
+    }
+    done = subprocess.run(
+        [real.get(word, word) for word in argv],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    said = done.stdout + done.stderr
+    assert done.returncode != 0
+    assert "missing" in said, said[-2000:]
+    assert "invalid" not in said, said[-2000:]
+    assert "error while handling argument" not in said, said[-2000:]
