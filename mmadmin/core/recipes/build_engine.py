@@ -167,7 +167,8 @@ def configure_flags(options: Options, source: Path, build: Path) -> list[str]:
     }
     if options.backend == "cuda":
         defines["CMAKE_CUDA_ARCHITECTURES"] = ";".join(map(str, options.cuda_architectures))
-        defines["CMAKE_CUDA_FLAGS"] = f'-Xcompiler="{maps}"'
+        # Without -objtemp nvcc writes its process id into every object.
+        defines["CMAKE_CUDA_FLAGS"] = f'-objtemp -Xcompiler="{maps}"'
     else:
         defines["CMAKE_SKIP_RPATH"] = "ON"
     return [f"-D{name}={value}" for name, value in defines.items()]

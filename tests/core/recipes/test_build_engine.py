@@ -221,7 +221,7 @@ def test_flags_say_what_the_params_say() -> None:
         f"-DCMAKE_CXX_FLAGS={maps}",
         "-DCMAKE_EXE_LINKER_FLAGS=-static-libgcc -static-libstdc++",
         "-DCMAKE_CUDA_ARCHITECTURES=70",
-        f'-DCMAKE_CUDA_FLAGS=-Xcompiler="{maps}"',
+        f'-DCMAKE_CUDA_FLAGS=-objtemp -Xcompiler="{maps}"',
     ]
 
 
