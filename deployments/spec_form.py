@@ -29,6 +29,25 @@ TITLES = {
     "keep": "Keeping",
     "activation": "Going live",
 }
+LABELS = {
+    "gpu_layers": "GPU layers",
+    "main_gpu": "Main GPU",
+    "mmproj": "Multimodal projector",
+    "url": "Address",
+    "sha256": "SHA-256",
+    "cuda_architectures": "CUDA architectures",
+    "jinja": "Jinja templates",
+    "top_p": "top-p",
+    "top_k": "top-k",
+    "min_p": "min-p",
+    "cache_type_k": "K cache type",
+    "cache_type_v": "V cache type",
+    "kv_unified": "One cache for all slots",
+    "cpu_moe_layers": "Expert layers in main memory",
+    "cache_ram_mib": "Prompt cache",
+    "sse_ping_s": "Stream comment every",
+}
+"""Where the key's own words would not do."""
 OFTEN = frozenset(
     {
         *("context", "slots", "gpu_layers", "tensor_split", "cache_type_k", "cache_type_v"),
@@ -189,7 +208,7 @@ def _field(section: str, field: Mapping[str, Any], table: Mapping[str, Any]) -> 
     example = _text(field.get("example"))
     return FormField(
         key=_dotted(section, str(field["name"])),
-        label=str(field["name"]).replace("_", " ").capitalize(),
+        label=LABELS.get(str(field["name"]), str(field["name"]).replace("_", " ").capitalize()),
         kind=kind,
         help=str(field["help"]),
         value=_text(table.get(field["name"])),

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-BOX_W, BOX_H = 196, 48
-GAP_X, GAP_Y = 44, 16
+BOX_W, BOX_H = 178, 48
+GAP_X, GAP_Y = 34, 14
 PAD = 6
 
 

@@ -69,6 +69,7 @@ SPANS: tuple[tuple[int, Callable[[float], str]], ...] = (
 )
 SHORT = 12
 LONG_VALUE = 160
+MOST_CHIPS = 6
 
 ANSI = re.compile(r"\x1b\[([0-9;]*)m")
 OTHER_ESCAPES = re.compile(r"\x1b(?:\[[0-9;?]*[A-Za-z]|\][^\x07]*(?:\x07|$)|.)")
@@ -93,11 +94,11 @@ def sprite(name: str) -> SafeString:
 
 
 @register.simple_tag
-def status(state: str, word: str = "", *, pill: bool = False) -> SafeString:
+def status(state: str, word: str = "", *, pill: bool = False, still: bool = False) -> SafeString:
     """A state: its shape, its word, its colour."""
     shape, tone = LOOKS.get(state, PLAIN)
     classes = " ".join(
-        ["st", tone, *(["pill"] if pill else []), *(["spin"] if shape == "s-busy" else [])]
+        ["st", tone, *(["pill"] if pill else []), *(["spin"] if shape == "s-busy" and not still else [])]
     )
     return format_html(
         '<span class="{}">{}<span>{}</span></span>', classes, icon(shape), word or state
@@ -333,6 +334,13 @@ def is_long(row: DiffRow) -> bool:
     """True when a difference is better shown as a diff of lines."""
     values = (row.before or "", row.after or "")
     return any("\n" in value or len(value) > LONG_VALUE for value in values)
+
+
+@register.filter
+def telling(changes: Sequence[DiffRow]) -> list[DiffRow]:
+    """The few differences that say most: what a person wrote, else whatever there is."""
+    written = [row for row in changes if row.section == "spec"]
+    return (written or list(changes))[:MOST_CHIPS]
 
 
 @register.filter

@@ -79,9 +79,8 @@ def _once(request: HttpRequest, key: ClientKey, text: str) -> HttpResponse:
 
 def gate_url(request: HttpRequest) -> str:
     """Where clients send their requests: the public origin, else this host at the gate's port."""
-    origin = getattr(settings, "GATE_ORIGIN", "")
-    if origin:
-        return f"{origin}/v1"
+    if settings.GATE_ORIGIN:
+        return f"{settings.GATE_ORIGIN.rstrip('/')}/v1"
     host = request.get_host().rsplit(":", 1)[0] if ":" in request.get_host() else request.get_host()
     return f"http://{host}:{settings.PORTS.gate}/v1"
 

@@ -1,0 +1,123 @@
+"""The playground: a chat through the real gate, with a short-lived key of the person's own.
+
+The browser talks to the panel, and the panel relays to the gate byte by byte: limits, books and
+history see it as any other client. The key stays in this process's memory and is never sent to
+the browser. Who closes the page ends the request, at the engine too.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import httpx
+from asgiref.sync import sync_to_async
+from django.conf import settings
+from django.http import (
+    HttpRequest,
+    HttpResponse,
+    HttpResponseBase,
+    JsonResponse,
+    StreamingHttpResponse,
+)
+
+from deployments import actions, queries
+from deployments.models import User
+from deployments.views.page import page, person, show
+from mmadmin.core.errors import HTTP_STATUS, MmError
+
+RENEW_S = 300
+"""A key that ends sooner than this is replaced before it is used."""
+BODY_LIMIT_BYTES = 16 * 2**20
+TIMEOUT = httpx.Timeout(connect=5, read=None, write=60, pool=5)
+PASSED_ON = ("content-type", "x-mm-generation", "x-request-id", "retry-after")
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A key that is kept for a person."""
+
+    text: str
+    until: float
+    """Unix seconds."""
+
+
+_held: dict[int, Held] = {}
+
+
+@page
+def playground(request: HttpRequest) -> HttpResponse:
+    """The page."""
+    rows = [row for row in queries.deployments_overview(person(request)) if row.live]
+    return show(request, "playground/page.html", {"nav": "playground", "rows": rows})
+
+
+async def chat(request: HttpRequest) -> HttpResponseBase:
+    """Relay one chat completion to the gate."""
+    user = await request.auser()
+    if not isinstance(user, User) or not user.is_active:
+        return _failure(401, "you are not logged in", "log in again in another tab")
+    if request.method != "POST":
+        return HttpResponse(status=405)
+    if len(request.body) > BODY_LIMIT_BYTES:
+        return _failure(413, "this conversation is too long for the playground", "begin a new one")
+    try:
+        key = await sync_to_async(_key_of)(user)
+    except MmError as error:
+        return _failure(HTTP_STATUS.get(error.code, 400), error.message, error.remedy)
+    return await _relay(request.body, key, request.META.get("HTTP_USER_AGENT", ""))
+
+
+def _key_of(user: User) -> str:
+    """The person's key: the one in memory, else a new one."""
+    held = _held.get(user.pk)
+    if held is None or held.until < time.time() + RENEW_S:
+        key, text = actions.playground_key(user)
+        until = key.expires_at.timestamp() if key.expires_at else time.time() + RENEW_S
+        held = _held[user.pk] = Held(text, until)
+    return held.text
+
+
+async def _relay(body: bytes, key: str, agent: str) -> HttpResponseBase:
+    client = httpx.AsyncClient(base_url=settings.GATE_URL, timeout=TIMEOUT)
+    headers = {
+        "authorization": f"Bearer {key}",
+        "content-type": "application/json",
+        "user-agent": f"mmadmin-playground {agent}",
+    }
+    try:
+        request = client.build_request(
+            "POST", "/v1/chat/completions", content=body, headers=headers
+        )
+        answer = await client.send(request, stream=True)
+    except httpx.HTTPError:
+        await client.aclose()
+        return _failure(503, "the gate does not answer", "look at `mm status`")
+    relayed = StreamingHttpResponse(_bytes(client, answer), status=answer.status_code)
+    for name in PASSED_ON:
+        if name in answer.headers:
+            relayed[name] = answer.headers[name]
+    relayed["Cache-Control"] = "no-store"
+    relayed["X-Accel-Buffering"] = "no"
+    return relayed
+
+
+async def _bytes(client: httpx.AsyncClient, answer: httpx.Response) -> AsyncIterator[bytes]:
+    """The gate's bytes as they come; closing this closes the gate's side."""
+    try:
+        async for piece in answer.aiter_raw():
+            yield piece
+    except httpx.HTTPError:
+        error = {"message": "the gate ended the answer", "type": "server_error"}
+        yield f"data: {json.dumps({'error': error})}\n\n".encode()
+    finally:
+        await answer.aclose()
+        await client.aclose()
+
+
+def _failure(status: int, message: str, remedy: str) -> JsonResponse:
+    """An error in the shape that the gate's own errors have."""
+    words = f"{message}: {remedy}" if remedy else message
+    return JsonResponse({"error": {"message": words, "type": "playground"}}, status=status)
