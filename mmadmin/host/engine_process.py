@@ -34,6 +34,8 @@ RELEASE_S = 60.0
 POLL_S = 0.1
 LAUNCH_POLL_S = 0.02
 LAUNCHER = "mmadmin.host.launch"
+_LISTEN = "0A"
+"""TCP_LISTEN in the kernel's table."""
 HELP_S = 60.0
 """A GPU build may look at its devices before it prints its options."""
 _OPTION = re.compile(r"(?<![\w-])--[a-z0-9][a-z0-9.-]*")
@@ -75,6 +77,8 @@ def port_owner(port: int, host: str = "127.0.0.1") -> Owner | None:
 
     The owner's pid is 0 when it belongs to another user and cannot be seen.
     """
+    if not is_listened_on(port):
+        return None
     for connection in psutil.net_connections(kind="tcp"):
         address = connection.laddr
         if connection.status != psutil.CONN_LISTEN or not address or address.port != port:
@@ -89,6 +93,34 @@ def port_owner(port: int, host: str = "127.0.0.1") -> Owner | None:
         except psutil.NoSuchProcess:
             continue
     return None
+
+
+def owns_port(pid: int, port: int) -> bool:
+    """True when this process listens on the port; looks at this process alone."""
+    try:
+        connections = psutil.Process(pid).net_connections(kind="tcp")
+    except psutil.NoSuchProcess:
+        return False
+    return any(
+        connection.status == psutil.CONN_LISTEN and connection.laddr.port == port
+        for connection in connections
+        if connection.laddr
+    )
+
+
+def is_listened_on(port: int) -> bool:
+    """True when anybody listens on the TCP port; one read of the kernel's table."""
+    wanted = f":{port:04X}"
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        try:
+            lines = Path(table).read_text(encoding="ascii").splitlines()[1:]
+        except FileNotFoundError:
+            continue  # no IPv6 here
+        for line in lines:
+            words = line.split()
+            if words[1].endswith(wanted) and words[3] == _LISTEN:
+                return True
+    return False
 
 
 def free_port(first: int, *, taken: frozenset[int] = frozenset(), count: int = 1000) -> int:

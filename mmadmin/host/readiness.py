@@ -23,10 +23,10 @@ from mmadmin.core.errors import ProbeFailed, Unreachable
 from mmadmin.core.home import Home
 from mmadmin.core.recipe import Json
 from mmadmin.host.endings import is_alive
-from mmadmin.host.engine_process import log_path, log_tail, port_owner
+from mmadmin.host.engine_process import log_path, log_tail, owns_port, port_owner
 from mmadmin.host.supervisor import ProgramStatus, Supervisor
 
-POLL_S = 0.2
+POLL_S = 0.1
 ANSWER_S = 10.0
 """How long a probe question may take."""
 COMPLETION_S = 60.0
@@ -183,6 +183,8 @@ class _Watch:
         if found is None:
             raise self.failed("process", "the supervisor does not know it")
         self._check_process(found)
+        if owns_port(self.pid, launch.port):
+            return
         owner = port_owner(launch.port, launch.host)
         if owner is not None and owner.pid != self.pid:
             raise self.failed(
@@ -201,9 +203,7 @@ class _Watch:
 
     def owns(self, launch: LaunchSpec) -> bool:
         """True when the engine's own process listens on its port, and is still the same one."""
-        owner = port_owner(launch.port, launch.host)
-        alive = is_alive(self.pid, self.started)
-        return owner is not None and owner.pid == self.pid and alive
+        return owns_port(self.pid, launch.port) and is_alive(self.pid, self.started)
 
     def failed(self, probe: str, words: str) -> ProbeFailed:
         """The failure, with the log's last lines."""
