@@ -349,6 +349,13 @@ class Replica(models.Model):
     """The activation that started it: a resumed activation finds its own replica again."""
     launch = models.JSONField(default=dict)
     """argv and environment without secrets."""
+    checked_at = models.DateTimeField(null=True, blank=True)
+    """When the watch last asked it for a tiny completion."""
+    failures = models.PositiveIntegerField(default=0)
+    """Checks that failed in a row."""
+    restarts = models.PositiveIntegerField(default=0)
+    restarted_at = models.DateTimeField(null=True, blank=True)
+    """By the watch, because it was not alive."""
     error = models.TextField(blank=True)
     created_at = models.DateTimeField(default=timezone.now, editable=False)
     stopped_at = models.DateTimeField(null=True, blank=True)

@@ -27,6 +27,7 @@ from deployments.jobs import gates, lease, states
 from deployments.jobs.recorder import Ended, Recorder
 from deployments.models import (
     Activation,
+    ActivationKind,
     Deployment,
     Generation,
     Replica,
@@ -46,9 +47,16 @@ from mmadmin.core.activation import (
     turn_back,
 )
 from mmadmin.core.engine import LaunchSpec, Seat
-from mmadmin.core.errors import Conflict, LeaseLost, MmError, Unreachable
+from mmadmin.core.errors import (
+    Conflict,
+    DoesNotFit,
+    LeaseLost,
+    MmError,
+    ProbeFailed,
+    Unreachable,
+)
 from mmadmin.core.lifecycle import GenerationState
-from mmadmin.core.recipe import Json
+from mmadmin.core.placement import Beside
 from mmadmin.core.spec import ActivationSpec, parse_spec
 
 log = logging.getLogger(__name__)
@@ -75,8 +83,8 @@ class Hands(Protocol):
         """Raise unless the generation's closure is intact and its engine could start here."""
         ...
 
-    def fits_beside(self, generation: Generation, running: Generation) -> bool:
-        """True when there is memory for both at once; raises `DoesNotFit` if not even alone."""
+    def beside(self, generation: Generation, running: Replica | None) -> Beside:
+        """Whether there is memory for it now, beside or instead of what runs."""
         ...
 
     def launch(self, generation: Generation, seat: Seat) -> LaunchSpec:
@@ -91,16 +99,21 @@ class Hands(Protocol):
         """Put the engine under the supervisor, unless it runs already."""
         ...
 
-    def wait_ready(
+    def prove(
         self,
         replica: Replica,
         launch: LaunchSpec,
         *,
+        wanted: ActivationSpec | None,
         deadline_s: int,
+        parent_report: Mapping[str, Any] | None,
         on_progress: Callable[[str], None],
         check: Callable[[], None],
-    ) -> Mapping[str, Json]:
-        """Wait until the engine has proved itself; returns the probe report."""
+    ) -> Mapping[str, Any]:
+        """Wait until the engine has proved itself; returns the probe report.
+
+        Without `wanted` only that it is the right one and answers: it has shown the rest before.
+        """
         ...
 
     def process(self, replica: Replica) -> tuple[int, float] | None:
@@ -228,13 +241,22 @@ class Walker:
         """Look whether all is there and whether there is room: overlap or swap."""
         target = self._target()
         self.hands.preflight(target)
-        wanted = self._options().mode
         old = self.activation.previous
-        beside = old is not None and bool(self._replicas(old))
-        fits = wanted == "swap" or old is None or self.hands.fits_beside(target, old)
-        mode = choose_mode(wanted, has_previous=beside, fits_beside=fits)
+        running = self._replicas(old) if old is not None else []
+        room = self.hands.beside(target, running[0] if running else None)
+        if room.mode == "refuse":
+            raise DoesNotFit(
+                f"{target.uid} does not fit: {room.words}",
+                remedy="use a smaller quant or context, or stop other deployments",
+                **room.as_json(),
+            )
+        mode = choose_mode(
+            self._options().mode,
+            has_previous=bool(running),
+            fits_beside=room.mode == "overlap",
+        )
         lease.write(self.activation, mode=mode.value)
-        self.recorder.log(f"{mode.value}: {target.uid} after {old.uid if old else 'nothing'}")
+        self.recorder.log(f"{mode.value} of {target.uid}: {room.words}")
 
     def _hold(self) -> None:
         """New requests wait at the gates while there is no engine."""
@@ -253,7 +275,19 @@ class Walker:
         target = self._target()
         with lease.fenced(self.activation):
             states.advance(target.pk, GenerationState.PROBING, **self._by())
-        report = self._prove(self._replica_of(target), target)
+        replica = self._replica_of(target)
+        if self.activation.kind == ActivationKind.ROLLBACK and target.probe_report:
+            self._prove(replica, target, wanted=None)
+            return
+        try:
+            report = self._prove(replica, target, wanted=self._options())
+        except ProbeFailed as error:
+            if (failed := error.details.pop("report", None)) is not None:
+                self._keep_report(target, failed)
+            raise
+        self._keep_report(target, report)
+
+    def _keep_report(self, target: Generation, report: Mapping[str, Any]) -> None:
         with lease.fenced(self.activation):
             Generation.objects.filter(pk=target.pk).update(probe_report=report)
 
@@ -352,7 +386,7 @@ class Walker:
         """The old generation proves itself again."""
         old = self._old()
         for replica in self._replicas(old):
-            self._prove(replica, old)
+            self._prove(replica, old, wanted=None)
 
     def _reopen(self) -> None:
         """Held requests go on, to the old generation."""
@@ -455,15 +489,19 @@ class Walker:
             remedy="stop what listens there, or set MM_ENGINE_PORTS_FROM",
         )
 
-    def _prove(self, replica: Replica, generation: Generation) -> Mapping[str, Json]:
+    def _prove(
+        self, replica: Replica, generation: Generation, *, wanted: ActivationSpec | None
+    ) -> Mapping[str, Any]:
         launch = self.hands.launch(generation, seat_of(replica))
         Replica.objects.filter(pk=replica.pk, state=ReplicaState.STARTING).update(
             state=ReplicaState.PROBING
         )
         try:
-            report = self.hands.wait_ready(
+            report = self.hands.prove(
                 replica,
                 launch,
+                wanted=wanted,
+                parent_report=self._parent_report(),
                 deadline_s=self._load_deadline_s(generation),
                 on_progress=self.recorder.log,
                 check=self.recorder.check,
@@ -475,6 +513,9 @@ class Walker:
         with lease.fenced(self.activation):
             Replica.objects.filter(pk=replica.pk).update(state=ReplicaState.READY, error="")
         return report
+
+    def _parent_report(self) -> Mapping[str, Any] | None:
+        return self.activation.previous.probe_report if self.activation.previous else None
 
     def _load_deadline_s(self, generation: Generation) -> int:
         wanted = parse_spec(generation.spec_toml).activation.load_deadline_s

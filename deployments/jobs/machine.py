@@ -6,8 +6,10 @@ kept between jobs.
 
 from __future__ import annotations
 
+import logging
 import socket
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import psutil
 from django.conf import settings
@@ -19,23 +21,26 @@ from mmadmin.core.access import engine_secret
 from mmadmin.core.assemble import assemble
 from mmadmin.core.builder import StepTools
 from mmadmin.core.derivation import Derivation
-from mmadmin.core.engine import LaunchSpec, Needs, Seat, System
-from mmadmin.core.errors import Conflict, DoesNotFit, StoreCorrupt
+from mmadmin.core.engine import LaunchSpec, Seat, System
+from mmadmin.core.errors import Conflict, MmError
 from mmadmin.core.facts import HostFacts
 from mmadmin.core.home import Home
 from mmadmin.core.lock import Lock
+from mmadmin.core.placement import Beside
 from mmadmin.core.recipe import Json, Recipe
-from mmadmin.core.spec import Spec
+from mmadmin.core.spec import ActivationSpec, Spec
 from mmadmin.core.store import Staging, Store
+from mmadmin.core.store.verify import require_intact
 from mmadmin.core.system import read_system
-from mmadmin.host import engine_process
+from mmadmin.host import engine_process, fit
+from mmadmin.host.drift import drift
 from mmadmin.host.facts import host_facts
+from mmadmin.host.probe import liveness, prove
 from mmadmin.host.readiness import wait_ready
 from mmadmin.host.resolve import resolve
 from mmadmin.host.toolbox import HostConfig, HostToolbox
 
-RESERVE_SHARE = 20
-"""A twentieth of a memory stays free beside what engines are predicted to need."""
+log = logging.getLogger(__name__)
 
 
 class Machine:
@@ -96,60 +101,21 @@ class Machine:
         return read_system(self.store().object_path(generation.system))
 
     def preflight(self, generation: Generation) -> None:
-        """Raise unless every object of the closure is here and complete."""
-        store = self.store()
-        for name in store.closure(generation.system):
-            if store.object(name) is None:
-                raise StoreCorrupt(
-                    f"{generation.uid} needs {name}, which is not in the store",
-                    remedy="build the generation again",
-                )
-        system = read_system(store.object_path(generation.system))
-        for part in (system.engine, system.model, system.template, system.mmproj):
-            if part is not None and not part.exists():
-                raise StoreCorrupt(
-                    f"{generation.uid} needs {part.name}, which is not in the store",
-                    remedy="`mm store verify` says what is damaged; build the generation again",
-                )
+        """Raise unless every object of the closure is here and intact."""
+        require_intact(self.store(), generation.system)
 
-    def fits_beside(self, generation: Generation, running: Generation) -> bool:
-        """True when memory is free for both; raises `DoesNotFit` when not even for one."""
+    def beside(self, generation: Generation, running: Replica | None) -> Beside:
+        """Whether there is memory for it now, beside or instead of what runs."""
         facts = self.facts()
-        wanted = self._needs(generation)
-        if facts.gpus and wanted.per_device:
-            free = sorted((gpu.memory_free_bytes for gpu in facts.gpus), reverse=True)
-            if all(
-                need <= have for need, have in zip(wanted.per_device, free, strict=False)
-            ) and len(wanted.per_device) <= len(free):
-                return True
-            total = sorted((gpu.memory_total_bytes for gpu in facts.gpus), reverse=True)
-            if len(wanted.per_device) > len(total) or any(
-                need > have for need, have in zip(wanted.per_device, total, strict=False)
-            ):
-                raise self._does_not_fit(generation, wanted, total)
-            return False
-        spare = facts.memory_total_bytes // RESERVE_SHARE
-        if wanted.host_bytes + spare <= facts.memory_available_bytes:
-            return True
-        held = self._needs(running).host_bytes
-        if wanted.host_bytes > facts.memory_available_bytes + held:
-            raise self._does_not_fit(generation, wanted, [facts.memory_available_bytes + held])
-        return False
-
-    def _needs(self, generation: Generation) -> Needs:
+        leaving = None
+        if running is not None and (process := self.process(running)) is not None:
+            leaving = fit.running_view(running.generation.uid, process[0], facts)
         system = self.system(generation)
-        if system.facts is None:
-            return Needs(parts={})
-        return catalog.engine(system.engine_kind).needs(system.facts, system.options)
+        return fit.beside(system, facts, self._devices(facts), leaving)[0]
 
-    def _does_not_fit(self, generation: Generation, wanted: Needs, have: list[int]) -> DoesNotFit:
-        need = sum(wanted.per_device) or wanted.host_bytes
-        return DoesNotFit(
-            f"{generation.uid} needs {need / 2**30:.1f} GiB, and only "
-            f"{sum(have) / 2**30:.1f} GiB can be made free",
-            remedy="use a smaller quant or context, or stop other deployments",
-            parts=dict(wanted.parts),
-        )
+    def _devices(self, facts: HostFacts) -> list[int]:
+        """The GPUs that an engine of this host sees."""
+        return [gpu.index for gpu in facts.gpus]
 
     def launch(self, generation: Generation, seat: Seat) -> LaunchSpec:
         """The command that starts a replica in that seat."""
@@ -171,27 +137,58 @@ class Machine:
         found = engine_process.status(self.home, replica.uid)
         if found is not None and found.state in ("STARTING", "RUNNING", "BACKOFF"):
             return
-        engine_process.start(self.home, replica.uid, launch, self._secret(replica))
+        engine_process.start(self.home, replica.uid, launch, self.secret(replica))
 
-    def wait_ready(
+    def prove(
         self,
         replica: Replica,
         launch: LaunchSpec,
         *,
+        wanted: ActivationSpec | None,
         deadline_s: int,
+        parent_report: Mapping[str, Any] | None,
         on_progress: Callable[[str], None],
         check: Callable[[], None],
-    ) -> Mapping[str, Json]:
+    ) -> Mapping[str, Any]:
         """Wait until the engine has proved itself; returns the probe report."""
-        return wait_ready(
+        secret = self.secret(replica)
+        if wanted is None:
+            return wait_ready(
+                self.home,
+                replica.uid,
+                launch,
+                secret,
+                deadline_s=deadline_s,
+                on_progress=on_progress,
+                check=check,
+            ).as_json()
+        report = prove(
             self.home,
             replica.uid,
             launch,
-            self._secret(replica),
+            secret,
+            wanted=wanted,
             deadline_s=deadline_s,
+            parent_report=parent_report,
             on_progress=on_progress,
             check=check,
-        ).as_json()
+        )
+        return report.as_json() | {"memory": self._memory(replica)}
+
+    def _memory(self, replica: Replica) -> list[dict[str, Json]]:
+        """Predicted beside measured memory of a running engine; empty where it cannot be told."""
+        process = self.process(replica)
+        if process is None:
+            return []
+        facts = self.facts()
+        devices = self._devices(facts)
+        log_lines = engine_process.log_tail(engine_process.log_path(self.home, replica.uid), 2000)
+        try:
+            made = fit.predict_system(self.system(replica.generation), facts, devices)
+            return fit.report(made, facts, devices, process[0], log_lines)
+        except MmError as error:
+            log.warning("memory of %s: %s", replica.uid, error)
+            return []
 
     def process(self, replica: Replica) -> tuple[int, float] | None:
         """Pid and start time of the running engine."""
@@ -213,8 +210,35 @@ class Machine:
             started=replica.pid_started,
         )
 
-    def _secret(self, replica: Replica) -> str:
+    def secret(self, replica: Replica) -> str:
+        """What the engine asks of whoever speaks to it."""
         master: bytes = settings.ENGINE_MASTER
         if not master:
             raise Conflict("this installation has no engine secret yet", remedy="run `mm up` first")
         return engine_secret(master, replica.uid)
+
+    # --- watching
+
+    def alive(self, replica: Replica, launch: LaunchSpec) -> None:
+        """Raise `Unreachable` unless a tiny completion comes back in time."""
+        liveness(launch, self.secret(replica))
+
+    def restart(self, replica: Replica, launch: LaunchSpec) -> None:
+        """End the engine and start it again in its seat."""
+        self.stop(replica)
+        engine_process.start(self.home, replica.uid, launch, self.secret(replica))
+
+    def drift(self, replica: Replica, launch: LaunchSpec) -> Mapping[str, str]:
+        """What differs between the running engine and its plan: subject → words."""
+        found = drift(
+            self.home,
+            replica.uid,
+            launch,
+            system=self.system(replica.generation),
+            secret=self.secret(replica),
+            store=self.store(),
+        )
+        words: dict[str, list[str]] = {}
+        for one in found:
+            words.setdefault(one.what, []).append(one.words)
+        return {what: "; ".join(said) for what, said in words.items()}

@@ -20,11 +20,12 @@ from deployments.models import Generation, Replica
 from mmadmin.core.builder import StepTools
 from mmadmin.core.derivation import Derivation
 from mmadmin.core.engine import LaunchSpec, Probe, Seat
-from mmadmin.core.errors import Cancelled, MmError, ProbeFailed
+from mmadmin.core.errors import Cancelled, MmError, ProbeFailed, Unreachable
 from mmadmin.core.facts import HostFacts
 from mmadmin.core.lock import Lock, LockedFile
+from mmadmin.core.placement import Beside
 from mmadmin.core.recipe import FixedFile, Params, PathSource, Recipe, Toolbox
-from mmadmin.core.spec import Spec
+from mmadmin.core.spec import ActivationSpec, Spec
 from mmadmin.core.store import Staging, Store
 
 FACTS = HostFacts(
@@ -192,8 +193,8 @@ class ToyMachine:
         if generation.uid in told("preflight-fails", []):
             raise MmError(f"{generation.uid} is not complete")
 
-    def fits_beside(self, generation: Generation, running: Generation) -> bool:
-        return bool(told("fits", default=True))
+    def beside(self, generation: Generation, running: Replica | None) -> Beside:
+        return Beside(told("room", "overlap"), "as the test says")
 
     def launch(self, generation: Generation, seat: Seat) -> LaunchSpec:
         probe = Probe("/health", "/v1/models", "smol-chat", 2048, 1)
@@ -215,12 +216,14 @@ class ToyMachine:
             running.setdefault(replica.uid, replica.generation.uid)
         self._act("start", replica.uid)
 
-    def wait_ready(
+    def prove(
         self,
         replica: Replica,
         launch: LaunchSpec,
         *,
+        wanted: ActivationSpec | None,
         deadline_s: int,
+        parent_report: Mapping[str, Any] | None,
         on_progress: Callable[[str], None],
         check: Callable[[], None],
     ) -> Mapping[str, Any]:
@@ -229,11 +232,26 @@ class ToyMachine:
             check()
             time.sleep(0.02)
         if replica.generation.uid in told("probe-fails", []):
-            raise ProbeFailed(f"{replica.generation.uid} answers nothing", remedy="read its log")
-        return {"completion": "ok"}
+            raise ProbeFailed(
+                f"{replica.generation.uid} answers nothing",
+                remedy="read its log",
+                report={"completion": "none"},
+            )
+        return {"completion": "ok", "whole": wanted is not None}
 
     def process(self, replica: Replica) -> tuple[int, float] | None:
         return (1, 1.0) if replica.uid in told("engines", {}) else None
+
+    def alive(self, replica: Replica, launch: LaunchSpec) -> None:
+        note(f"alive {replica.uid}")
+        if replica.generation.uid in told("hangs", []):
+            raise Unreachable("the engine does not answer: timeout")
+
+    def restart(self, replica: Replica, launch: LaunchSpec) -> None:
+        self._act("restart", replica.uid)
+
+    def drift(self, replica: Replica, launch: LaunchSpec) -> Mapping[str, str]:
+        return dict(told("drift", {}))
 
     def stop(self, replica: Replica) -> None:
         with self.engines() as running:

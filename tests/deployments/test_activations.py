@@ -116,7 +116,7 @@ def test_the_first_generation_goes_live(people: People, gate: Gate) -> None:
     assert (live(), states(), running()) == (1, ["live"], ["smol/1"])
     replica = Replica.objects.get()
     assert (replica.state, replica.port, replica.slots) == ("ready", 21000, 1)
-    assert Generation.objects.get().probe_report == {"completion": "ok"}
+    assert Generation.objects.get().probe_report == {"completion": "ok", "whole": True}
     until(lambda: gate.routes and gate.routes[-1] == ("open", 1, 1))
 
 
@@ -152,7 +152,7 @@ def test_swap_holds_while_there_is_no_engine(people: People, gate: Gate) -> None
     built(people)
     go(people, 1)
     built(people, 4096)
-    machines.tell("fits", value=False)
+    machines.tell("room", "swap")
     activation = go(people, 2)
     assert (activation.state, activation.mode) == ("succeeded", "swap")
     assert (live(), states(), running()) == (2, ["retired", "live"], ["smol/2"])
@@ -173,7 +173,7 @@ def test_a_generation_that_does_not_prove_itself_fails(
     built(people)
     go(people, 1)
     built(people, 4096)
-    machines.tell("fits", fits)
+    machines.tell("room", "overlap" if fits else "swap")
     machines.tell("probe-fails", ["smol/2"])
     activation = go(people, 2)
     assert activation.state == JobState.FAILED
@@ -219,7 +219,7 @@ def test_cancel_while_it_loads(people: People, gate: Gate, fits: bool) -> None:
     built(people)
     go(people, 1)
     built(people, 4096)
-    machines.tell("fits", fits)
+    machines.tell("room", "overlap" if fits else "swap")
     machines.tell("hold", ["loading"])
     activation = actions.activate(people.bob, "smol", 2, reason="go")
     thread = threading.Thread(target=_in_thread, args=(activation.pk,))
@@ -286,7 +286,7 @@ def test_a_kill_at_every_step(people: People, gate: Gate, settings, fits: bool, 
     built(people)
     go(people, 1)
     built(people, 4096)
-    machines.tell("fits", fits)
+    machines.tell("room", "overlap" if fits else "swap")
     machines.tell("suicide", [verb])
     activation = actions.activate(people.bob, "smol", 2, reason="go")
     first = worker("run_activation", activation.pk, settings.HOME.root)
@@ -306,7 +306,7 @@ def test_a_kill_while_it_undoes(people: People, gate: Gate, settings, fits: bool
     built(people)
     go(people, 1)
     built(people, 4096)
-    machines.tell("fits", fits)
+    machines.tell("room", "overlap" if fits else "swap")
     machines.tell("probe-fails", ["smol/2"])
     machines.tell("hold", ["loading"])
     activation = actions.activate(people.bob, "smol", 2, reason="go")
