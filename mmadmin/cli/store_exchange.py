@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from mmadmin.cli.output import JsonFlag, bytes_text, console, emit_json
+from mmadmin.cli.output import JsonFlag, bytes_text, console, emit_json, table
 from mmadmin.cli.store_care import progress_bar
 from mmadmin.cli.store_names import open_store, resolve_name
 from mmadmin.core.errors import InvalidInput, NotFound
@@ -167,6 +167,52 @@ def pull(
         emit_json({"name": name, "path": str(store.object_path(name))})
     else:
         sys.stdout.write(f"{store.object_path(name)}\n")
+
+
+def adopt(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(help="Which: parts of what the list shows; all with --all."),
+    ] = None,
+    *,
+    every: Annotated[bool, typer.Option("--all", help="Adopt everything that is found.")] = False,
+    hub_cache: Annotated[Path | None, typer.Option(help="Another hub cache.")] = None,
+    ollama: Annotated[Path | None, typer.Option(help="Another Ollama store.")] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """List models in the hub's cache and in Ollama's store, or take them over without a copy.
+
+    A later build that wants one of them by its digest then downloads nothing.
+
+    Example: mm store adopt Qwen3-8B
+    """
+    from mmadmin.host import adopt as caches  # noqa: PLC0415 (reads models)
+
+    found = caches.find_in_hub_cache(hub_cache or caches.hub_cache())
+    found += caches.find_in_ollama(ollama or caches.ollama_store())
+    if names:
+        found = [one for one in found if any(name in one.label for name in names)]
+        if not found:
+            raise NotFound("no cache has such a model", remedy="`mm store adopt` lists them")
+    rows = []
+    store = open_store()
+    for one in found:
+        row = {"label": one.label, "size": one.size_bytes, "object": ""}
+        if names or every:
+            with progress_bar(one.name, quiet=as_json) as hook:
+                row["object"] = caches.adopt(store, one, progress=hook).name
+        rows.append(row)
+    if as_json:
+        emit_json(rows)
+        return
+    table(
+        ["size", "model", "object"],
+        [
+            [bytes_text(o.size_bytes), escape(o.label), escape(str(r["object"]))]
+            for o, r in zip(found, rows, strict=True)
+        ],
+        empty="the caches hold no models",
+    )
 
 
 def serve(

@@ -17,6 +17,8 @@ from mmadmin.core.store import Store, StoreObject
 from mmadmin.host.substitute import serve
 from tests.core.store.test_verify import flip
 from tests.core.workshop import add, damage
+from tests.host.test_adopt import hub
+from tests.host.test_adopt import model as model_bytes
 
 
 @pytest.fixture
@@ -157,6 +159,19 @@ def test_pull_from_a_served_store(
     assert other.closure(system) == store.closure(system)
     assert damage(other) == []
     assert [r["kind"] for r in mm_json("roots")] == ["pulled"]
+
+
+def test_adopting(store: Store, tmp_path: Path) -> None:
+    """What caches hold is listed, and taken over by part of its label."""
+    hub(tmp_path / "hub", {"m.gguf": model_bytes(1), "n.gguf": model_bytes(2)})
+    caches = ("--hub-cache", str(tmp_path / "hub"), "--ollama", str(tmp_path / "none"))
+    assert [row["object"] for row in mm_json("adopt", *caches)] == ["", ""]
+    (row,) = mm_json("adopt", "m.gguf", *caches)
+    assert [o.name for o in store.objects()] == [row["object"]]
+    assert "m.gguf" in mm("adopt", "--all", *caches)
+    assert len(list(store.objects())) == 2
+    with pytest.raises(MmError, match="no cache has"):
+        mm("adopt", "nothing", *caches)
 
 
 def test_spans_and_sizes() -> None:
