@@ -85,6 +85,8 @@ class Probe:
     slots: int
     model_path: str = ""
     """The model file that the engine must say it serves; empty = not checked."""
+    template_path: str = ""
+    """The chat template file whose text the engine must say it uses; empty = not checked."""
     task: Literal["completion", "embedding", "rerank"] = "completion"
     """What it is for, and what the last probe asks."""
 

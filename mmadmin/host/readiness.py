@@ -13,6 +13,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Self
 
 import httpx
@@ -241,6 +242,7 @@ def _prove(client: EngineClient, launch: LaunchSpec, watch: _Watch, after_s: flo
         path = str(props.get("model_path", ""))
         if probe.model_path and path != probe.model_path:
             raise watch.failed("identity", f"it serves the file {path}, not {probe.model_path}")
+        _check_template(props, launch, watch)
         context = int(props.get("default_generation_settings", {}).get("n_ctx", 0))
         slots = int(props.get("total_slots", 0))
         _check_context(context, slots, launch, watch)
@@ -273,6 +275,15 @@ def _json(answer: httpx.Response, probe: str, what: str, watch: _Watch) -> dict[
     if not isinstance(data, dict):
         raise watch.failed(probe, f"{what} was not answered with a JSON object")
     return data
+
+
+def _check_template(props: Mapping[str, Any], launch: LaunchSpec, watch: _Watch) -> None:
+    """A template that the engine could not parse may be replaced by a default one in silence."""
+    if not launch.probe.template_path:
+        return
+    planned = Path(launch.probe.template_path).read_text(encoding="utf-8")
+    if str(props.get("chat_template", "")).strip() != planned.strip():
+        raise watch.failed("identity", "it uses another chat template than the planned one")
 
 
 def _check_context(context: int, slots: int, launch: LaunchSpec, watch: _Watch) -> None:

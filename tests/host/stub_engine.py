@@ -63,6 +63,7 @@ class Handler(BaseHTTPRequestHandler):
                 "default_generation_settings": settings,
                 "total_slots": plan["slots"],
                 "model_path": plan["model"],
+                "chat_template": plan.get("template", ""),
                 "chat_template_caps": {"supports_tools": not plan.get("no_tools")},
             }
             return self.answer(200, props)

@@ -235,6 +235,18 @@ def test_an_engine_that_is_not_right_is_refused(home, uid, port, plan, failed):
     assert isinstance(error.details["log_tail"], list)
 
 
+def test_a_default_template_in_place_of_the_planned_one_is_refused(home, uid, port, tmp_path):
+    """An engine that could not parse the template may answer with another one."""
+    template = tmp_path / "chat_template.jinja"
+    template.write_text("{{ messages[0].content }}\n")
+    made = stub(port, template="{{ messages[0].content }}")
+    made = replace(made, probe=replace(made.probe, template_path=str(template)))
+    engine_process.start(home, uid, made, SECRET)
+    wait_ready(home, uid, made, SECRET)
+    template.write_text("{{ other }}")
+    assert "another chat template" in failure(home, uid, made).message
+
+
 def test_healthy_but_dead_is_not_ready(home, uid, port, monkeypatch):
     """Health answers 200, completions never come back: that is a failure, by deadline."""
     monkeypatch.setattr("mmadmin.host.readiness.COMPLETION_S", 1.0)

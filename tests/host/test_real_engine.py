@@ -122,6 +122,19 @@ def test_a_context_that_the_engine_caps_is_refused(home, system):
     engine_process.stop(home, "capped", port=made.port)
 
 
+def test_a_template_of_the_deployment_is_the_one_that_is_used(home, system, tmp_path):
+    """The engine shows the very text of the file."""
+    template = tmp_path / "chat_template.jinja"
+    template.write_text(
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}\n"
+    )
+    made = launch(replace(system, template=template), slots=1, context=512)
+    engine_process.start(home, "own", made, SECRET)
+    assert wait_ready(home, "own", made, SECRET).completion
+    engine_process.stop(home, "own", port=made.port)
+
+
 def test_the_table_of_options_is_the_servers_own(engine_store):
     """What its help names and we know is the same list."""
     done = subprocess.run(

@@ -454,6 +454,7 @@ class LlamaServer:
                 context_per_slot=context,
                 slots=slots,
                 model_path=str(system.model),
+                template_path=str(system.template or ""),
                 task=_task(options),
             ),
             load_deadline_s=LOAD_SECONDS + size // SLOWEST_DISK,
