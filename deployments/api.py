@@ -470,7 +470,7 @@ def usage(  # noqa: PLR0917 (query parameters)
     deployment: str = "",
     key_id: str = "",
     generation: int | None = Query(None, ge=0, le=2**31 - 1),
-    by: Literal["hour", "day", "key", "deployment", "generation"] = "hour",
+    by: Literal["hour", "day", "key", "deployment", "generation", "endpoint"] = "hour",
 ) -> Any:
     """Sums of the books from `since` to `until`."""
     return queries.usage(

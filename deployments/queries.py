@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, Generic, Literal, TypeVar
 
-from django.db.models import Count, Max, Model, Prefetch, Q, QuerySet, Sum
+from django.db.models import Count, F, Max, Model, Prefetch, Q, QuerySet, Sum
 from django.db.models.functions import TruncDay
 from django.utils import timezone
 
@@ -588,7 +588,7 @@ def usage(
     deployment: str = "",
     key_id: str = "",
     generation: int | None = None,
-    by: Literal["hour", "day", "key", "deployment", "generation"] = "hour",
+    by: Literal["hour", "day", "key", "deployment", "generation", "endpoint"] = "hour",
 ) -> list[dict[str, Any]]:
     """Sums of the books from `since` to `until`, grouped by time, key, deployment or generation.
 
@@ -612,8 +612,44 @@ def usage(
         "key": ("key_id",),
         "deployment": ("deployment",),
         "generation": ("deployment", "generation"),
+        "endpoint": ("endpoint",),
     }.get(by)
     if group is None:
         raise InvalidInput(f"usage cannot be grouped by {by!r}")
     sums = {name: Sum(name) for name in SUMS}
     return list(rows.order_by(*group).values(*group).annotate(**sums))
+
+
+def budgets(actor: User, key_ids: Sequence[str]) -> dict[str, tuple[int, int]]:
+    """Tokens that each key used today and this month (UTC), as (day, month).
+
+    Requests that ended in the last seconds may not be in the books yet; the gate's own count is
+    what refuses a request.
+    """
+    require(actor)
+    today = timezone.now().replace(hour=0, minute=0, second=0, microsecond=0)
+    tokens = Sum(F("prompt_tokens") + F("completion_tokens"))
+    rows = (
+        UsageBucket.objects.filter(key_id__in=key_ids, hour__gte=today.replace(day=1))
+        .order_by()
+        .values_list("key_id")
+        .annotate(
+            month=tokens,
+            day=Sum(F("prompt_tokens") + F("completion_tokens"), filter=Q(hour__gte=today)),
+        )
+    )
+    spent = {key_id: (day or 0, month or 0) for key_id, month, day in rows}
+    return {key_id: spent.get(key_id, (0, 0)) for key_id in key_ids}
+
+
+def usage_events(
+    actor: User, *, key_id: str = "", deployment: str = "", page: int = 1
+) -> Page[UsageEvent]:
+    """Single requests, newest first: of a key, of a deployment, or all."""
+    require(actor, Role.OPERATOR)
+    rows = UsageEvent.objects.order_by("-at")
+    if key_id:
+        rows = rows.filter(key_id=key_id)
+    if deployment:
+        rows = rows.filter(deployment=deployment)
+    return paged(rows, page)

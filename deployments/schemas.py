@@ -646,6 +646,7 @@ class UsageOut(Schema):
     key_id: str | None = None
     deployment: str | None = None
     generation: int | None = None
+    endpoint: str | None = None
     requests: int
     failed: int
     prompt_tokens: int

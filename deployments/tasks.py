@@ -12,7 +12,7 @@ from django.db import close_old_connections
 from django.utils.module_loading import import_string
 
 from deployments import feed
-from deployments.jobs import activations, books, builds, hosts, sweeper, watch
+from deployments.jobs import activations, books, builds, hosts, keep, sweeper, watch
 from deployments.jobs.recorder import Parent, recording
 from deployments.models import Activation, Build
 from deployments.queue import send
@@ -72,6 +72,12 @@ def register_host() -> None:
 def watch_engines() -> None:
     """Look whether what should run does run."""
     watch.watch(machine())
+
+
+@shared_task
+def tidy_store() -> None:
+    """Let go what the keep rule no longer keeps, and free what nothing needs."""
+    keep.tidy(machine().store())
 
 
 @worker_process_init.connect

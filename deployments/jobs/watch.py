@@ -1,26 +1,58 @@
-"""Whether what should run does run: engines that nobody wants any more, and replicas that died."""
+"""Whether what should run does run, looked at on a timer.
+
+- an engine that no live generation and no activation wants is ended
+- a live engine that differs from its plan (drift) raises an alarm, until it does not
+- a live engine that is not alive, by a tiny completion when no traffic shows it, is restarted with
+  growing pauses; when it fell soon after it went live, the deployment goes back by itself to the
+  generation before (unless that is switched off)
+
+An alarm is never edited: it is raised, and later cleared.
+"""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
+from datetime import timedelta
 from typing import Protocol
 
 from django.conf import settings
+from django.db import IntegrityError, transaction
 from django.utils import timezone
 
-from deployments.models import Activation, Replica, ReplicaState
-from mmadmin.core.errors import MmError
-from mmadmin.core.lifecycle import JobState
+from deployments import feed
+from deployments.jobs import gates
+from deployments.jobs.activations import ACTIVE_REPLICA, seat_of
+from deployments.models import (
+    Activation,
+    ActivationKind,
+    Alarm,
+    AlarmKind,
+    AuditEvent,
+    Generation,
+    Replica,
+    ReplicaState,
+    UsageEvent,
+)
+from deployments.queue import enqueue_on_commit
+from mmadmin.core.engine import LaunchSpec, Seat
+from mmadmin.core.errors import MmError, Unreachable
+from mmadmin.core.lifecycle import GenerationState, JobState
+from mmadmin.core.spec import parse_spec
 
 log = logging.getLogger(__name__)
 
 ACTIVE_JOB = (JobState.QUEUED, JobState.RUNNING)
-ACTIVE_REPLICA = (
-    ReplicaState.STARTING,
-    ReplicaState.PROBING,
-    ReplicaState.READY,
-    ReplicaState.DRAINING,
-)
+QUIET_S = 30
+"""Traffic that ended well within this time shows that the engine lives."""
+CHECK_EVERY_S = 30
+"""Between two tiny completions of a healthy engine without traffic."""
+FAILURES_ALLOWED = 2
+"""So many checks in a row must fail before anything is done."""
+PAUSE_S = 30
+"""After a restart, doubled with each one."""
+PAUSE_MAX_S = 1800
+LIVENESS = "liveness"
 
 
 class Hands(Protocol):
@@ -34,14 +66,35 @@ class Hands(Protocol):
         """End the engine."""
         ...
 
+    def launch(self, generation: Generation, seat: Seat) -> LaunchSpec:
+        """The command that a replica in that seat should run."""
+        ...
+
+    def alive(self, replica: Replica, launch: LaunchSpec) -> None:
+        """Raise `Unreachable` unless a tiny completion comes back in time."""
+        ...
+
+    def restart(self, replica: Replica, launch: LaunchSpec) -> None:
+        """End the engine and start it again in its seat."""
+        ...
+
+    def drift(self, replica: Replica, launch: LaunchSpec) -> Mapping[str, str]:
+        """What differs between the running engine and its plan: subject → words."""
+        ...
+
 
 def watch(hands: Hands) -> None:
-    """Look at every replica of this host."""
+    """Look at every replica of this host; one that cannot be looked at stops no other."""
+    view = gates.look()
     for replica in _idle_deployments():
-        if replica.generation.deployment.live_id != replica.generation_id:
-            _end_leftover(replica, hands)
-        else:
-            _note_process(replica, hands)
+        try:
+            if replica.generation.deployment.live_id != replica.generation_id:
+                _end_leftover(replica, hands)
+            else:
+                _look_at(replica, hands, view)
+        except MmError as error:
+            log.warning("%s: %s", replica.uid, error)
+    _clear_alarms_of_the_gone()
 
 
 def _idle_deployments() -> list[Replica]:
@@ -57,22 +110,147 @@ def _idle_deployments() -> list[Replica]:
 def _end_leftover(replica: Replica, hands: Hands) -> None:
     """An engine of a generation that is not live, and that no activation wants."""
     log.warning("%s serves nothing: ending it", replica.uid)
-    try:
-        hands.stop(replica)
-    except MmError as error:
-        log.warning("%s: %s", replica.uid, error)
-        return
+    hands.stop(replica)
     Replica.objects.filter(pk=replica.pk, state=replica.state).update(
         state=ReplicaState.STOPPED, stopped_at=timezone.now()
     )
 
 
-def _note_process(replica: Replica, hands: Hands) -> None:
-    """The supervisor may have started it anew: its record follows."""
-    try:
-        process = hands.process(replica)
-    except MmError as error:
-        log.warning("%s: %s", replica.uid, error)
-        return
+def _look_at(replica: Replica, hands: Hands, view: gates.GateView | None) -> None:
+    launch = hands.launch(replica.generation, seat_of(replica))
+    process = hands.process(replica)
     if process is not None and process != (replica.pid, replica.pid_started):
         Replica.objects.filter(pk=replica.pk).update(pid=process[0], pid_started=process[1])
+    _note_drift(replica, hands.drift(replica, launch))
+    if process is None:
+        _not_alive(replica, launch, hands, "its process does not run")
+    elif _is_due(replica, view):
+        try:
+            hands.alive(replica, launch)
+        except Unreachable as error:
+            _not_alive(replica, launch, hands, error.message)
+        else:
+            _is_alive(replica)
+
+
+def _is_due(replica: Replica, view: gates.GateView | None) -> bool:
+    """True when nothing else shows that the engine lives, and it was not asked just now."""
+    now = timezone.now()
+    uid = replica.generation.uid
+    if view is not None and view.inflight.get(uid):
+        return False  # it works, or its clients will leave: then it is asked
+    if replica.failures:
+        return True
+    if replica.checked_at and replica.checked_at > now - timedelta(seconds=CHECK_EVERY_S):
+        return False
+    return not UsageEvent.objects.filter(
+        deployment=replica.generation.deployment.name,
+        generation=replica.generation.number,
+        outcome="ok",
+        at__gt=now - timedelta(seconds=QUIET_S),
+    ).exists()
+
+
+def _is_alive(replica: Replica) -> None:
+    Replica.objects.filter(pk=replica.pk).update(checked_at=timezone.now(), failures=0)
+    _clear(replica, AlarmKind.UNHEALTHY, keep=())
+
+
+def _not_alive(replica: Replica, launch: LaunchSpec, hands: Hands, words: str) -> None:
+    now = timezone.now()
+    failures = replica.failures + 1
+    Replica.objects.filter(pk=replica.pk).update(checked_at=now, failures=failures)
+    if failures < FAILURES_ALLOWED:
+        return
+    _raise(replica, AlarmKind.UNHEALTHY, LIVENESS, words)
+    if _go_back(replica.generation, words):
+        return
+    pause = min(PAUSE_S * 2**replica.restarts, PAUSE_MAX_S) if replica.restarts else 0
+    if replica.restarted_at and replica.restarted_at > now - timedelta(seconds=pause):
+        return
+    log.warning("%s is not alive (%s): restarting it", replica.uid, words)
+    Replica.objects.filter(pk=replica.pk).update(
+        restarts=replica.restarts + 1, restarted_at=now, failures=0
+    )
+    hands.restart(replica, launch)
+
+
+def _go_back(fallen: Generation, words: str) -> bool:
+    """Queue a roll-back when the generation fell within its watch window; True when it did."""
+    deployment = fallen.deployment
+    if not deployment.auto_rollback:
+        return False
+    last = deployment.activations.filter(state=JobState.SUCCEEDED).order_by("-pk").first()
+    if last is None or last.target_id != fallen.pk or last.previous is None:
+        return False
+    window = timedelta(seconds=parse_spec(fallen.spec_toml).activation.watch_window_s)
+    if last.ended_at is None or last.ended_at + window < timezone.now():
+        return False
+    before = last.previous
+    if before.state != GenerationState.RETIRED or last.kind == ActivationKind.STOP:
+        return False
+    reason = f"by itself: {fallen.uid} fell {words}"
+    try:
+        with transaction.atomic():
+            activation = Activation.objects.create(
+                deployment=deployment,
+                target=before,
+                previous=fallen,
+                kind=ActivationKind.ROLLBACK,
+                reason=reason,
+                host=last.host,
+                actor=None,
+            )
+            AuditEvent.objects.create(
+                actor=None,
+                verb="deployment.rollback",
+                subject=f"deployment:{deployment.name}",
+                summary=f"rollback {before.uid} {reason}",
+                details={"generation": before.number, "activation": activation.pk},
+            )
+            enqueue_on_commit(activation)
+    except IntegrityError:
+        return True  # someone is activating already
+    feed.announce("activation", activation.pk, deployment=deployment.name)
+    return True
+
+
+def _note_drift(replica: Replica, found: Mapping[str, str]) -> None:
+    for subject, words in found.items():
+        _raise(replica, AlarmKind.DRIFT, subject, words)
+    _clear(replica, AlarmKind.DRIFT, keep=tuple(found))
+
+
+def _raise(replica: Replica, kind: AlarmKind, subject: str, words: str) -> None:
+    deployment = replica.generation.deployment
+    _, new = Alarm.objects.get_or_create(
+        deployment=deployment,
+        kind=kind,
+        subject=subject,
+        cleared_at=None,
+        defaults={"generation": replica.generation, "message": words},
+    )
+    if new:
+        log.warning("%s: %s: %s", replica.uid, subject, words)
+        feed.announce("deployment", deployment.pk, deployment=deployment.name)
+
+
+def _clear(replica: Replica, kind: AlarmKind, *, keep: tuple[str, ...]) -> None:
+    deployment = replica.generation.deployment
+    cleared = (
+        Alarm.objects.filter(deployment=deployment, kind=kind, cleared_at=None)
+        .exclude(subject__in=keep)
+        .update(cleared_at=timezone.now())
+    )
+    if cleared:
+        feed.announce("deployment", deployment.pk, deployment=deployment.name)
+
+
+def _clear_alarms_of_the_gone() -> None:
+    """An alarm about a generation that is not live any more has nothing to say."""
+    open_alarms = Alarm.objects.filter(
+        cleared_at=None, deployment__host__name=settings.HOST_NAME
+    ).select_related("deployment")
+    gone = [a.pk for a in open_alarms if a.generation_id != a.deployment.live_id]
+    if gone:
+        Alarm.objects.filter(pk__in=gone).update(cleared_at=timezone.now())
