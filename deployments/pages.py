@@ -15,6 +15,7 @@ from deployments.views import (
     people,
     playground,
     session,
+    store,
     stream,
     usage,
 )
@@ -72,6 +73,7 @@ urlpatterns = [
     path("playground/", playground.playground, name="playground"),
     path("playground/chat/", playground.chat, name="playground-chat"),
     path("usage/", usage.usage, name="usage"),
+    path("store/", store.store, name="store"),
     path("hosts/", hosts.hosts, name="hosts"),
     path("people/", people.people, name="people"),
     path("people/new/", people.new, name="new-user"),

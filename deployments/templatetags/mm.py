@@ -6,7 +6,7 @@ import difflib
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from django import template
@@ -70,6 +70,7 @@ SPANS: tuple[tuple[int, Callable[[float], str]], ...] = (
 SHORT = 12
 LONG_VALUE = 160
 MOST_CHIPS = 6
+NEARLY, FULL = 80, 100
 
 ANSI = re.compile(r"\x1b\[([0-9;]*)m")
 OTHER_ESCAPES = re.compile(r"\x1b(?:\[[0-9;?]*[A-Za-z]|\][^\x07]*(?:\x07|$)|.)")
@@ -98,7 +99,12 @@ def status(state: str, word: str = "", *, pill: bool = False, still: bool = Fals
     """A state: its shape, its word, its colour."""
     shape, tone = LOOKS.get(state, PLAIN)
     classes = " ".join(
-        ["st", tone, *(["pill"] if pill else []), *(["spin"] if shape == "s-busy" and not still else [])]
+        [
+            "st",
+            tone,
+            *(["pill"] if pill else []),
+            *(["spin"] if shape == "s-busy" and not still else []),
+        ]
     )
     return format_html(
         '<span class="{}">{}<span>{}</span></span>', classes, icon(shape), word or state
@@ -204,6 +210,12 @@ def ago(moment: datetime | None) -> SafeString | str:
     return format_html(
         '<time datetime="{}" title="{}" data-ago>{}</time>', moment.isoformat(), exact(moment), text
     )
+
+
+@register.filter
+def unix(moment: float) -> datetime:
+    """Unix seconds as a moment."""
+    return datetime.fromtimestamp(moment, UTC)
 
 
 @register.filter
@@ -341,6 +353,13 @@ def telling(changes: Sequence[DiffRow]) -> list[DiffRow]:
     """The few differences that say most: what a person wrote, else whatever there is."""
     written = [row for row in changes if row.section == "spec"]
     return (written or list(changes))[:MOST_CHIPS]
+
+
+@register.filter
+def budget_tone(spent: int, limit: int) -> str:
+    """The tone of a budget's bar: calm, nearly used up, used up."""
+    used = percent(spent, limit)
+    return "bad" if used >= FULL else "warn" if used >= NEARLY else ""
 
 
 @register.filter

@@ -16,6 +16,7 @@ from deployments import actions, queries
 from deployments.forms import IssueKey
 from deployments.models import ClientKey
 from deployments.views.page import admin, attempt, blame, in_words, number_of, page, person, show
+from deployments.views.usage import charts, of_key
 from mmadmin.core.errors import MmError
 
 STATES = (
@@ -31,10 +32,17 @@ STATES = (
 def keys(request: HttpRequest) -> HttpResponse:
     """The list, newest first, with search."""
     search, state = request.GET.get("search", "").strip(), request.GET.get("state", "")
-    found = queries.keys(
-        person(request), search=search, state=state, page=number_of(request.GET.get("page"))
-    )
-    context = {"nav": "keys", "found": found, "search": search, "state": state, "states": STATES}
+    me = person(request)
+    found = queries.keys(me, search=search, state=state, page=number_of(request.GET.get("page")))
+    limited = [k.key_id for k in found.rows if k.tokens_per_day or k.tokens_per_month]
+    context = {
+        "nav": "keys",
+        "found": found,
+        "search": search,
+        "state": state,
+        "states": STATES,
+        "spent": queries.budgets(me, limited),
+    }
     return show(request, "keys/list.html", context, parts={"rows": "keys/_rows.html"})
 
 
@@ -93,6 +101,8 @@ def key(request: HttpRequest, key_id: str) -> HttpResponse:
         "nav": "keys",
         "key": queries.key(me, key_id),
         "events": queries.key_events(me, key_id),
+        "spent": queries.budgets(me, [key_id]),
+        "charts": charts(me, of_key(key_id))[:2],
     }
     return show(request, "keys/key.html", context)
 

