@@ -126,10 +126,11 @@ def test_worker_killed_in_mid_merge(
     wait_for("live", lambda: site.deployment("sharded")["state"] == "live")
     ended = step(site, "sharded", "merge")
     assert (ended["state"], ended["build"], ended["attempts"]) == ("built", "succeeded", 2)
+    store = site.store()
     merged = [
-        o.name
-        for o in site.store().objects()
-        if o.name.endswith("-sharded") and any(e.path.endswith(".gguf") for e in o.entries)
+        found.name
+        for found in store.objects()
+        if (store.object_path(found.name) / "sharded.gguf").exists()
     ]
     assert len(merged) == 1, merged
     assert site.answered(site.key(), "sharded") == "sharded/1"
