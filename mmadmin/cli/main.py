@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from mmadmin.cli import build, containers, deployments, keys, logs, store, top, up
+from mmadmin.cli import build, containers, deployments, keys, logs, store, template, top, up
 from mmadmin.cli.installation import load_environment
 from mmadmin.cli.output import report
 from mmadmin.cli.records import ACTING_AS
@@ -76,6 +76,7 @@ for command, panel in (
 ):
     app.command(rich_help_panel=panel)(command)
 app.add_typer(keys.app, name="keys", rich_help_panel=SERVING)
+app.add_typer(template.app, name="template", rich_help_panel=STORE)
 app.add_typer(store.app, name="store", rich_help_panel=STORE)
 
 

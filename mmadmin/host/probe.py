@@ -224,15 +224,18 @@ def _ask(session: _Session, name: str) -> ProbeRow:
     return ProbeRow(name, state, words, required=name in session.required, ms=ms)
 
 
+def template_request(row: str) -> dict[str, Any]:
+    """A conversation of the matrix as a client sends it."""
+    variables: dict[str, Any] = dict(conversations()[row])
+    body = {name: variables.pop(name) for name in _IN_BODY if name in variables}
+    return {**body, "chat_template_kwargs": variables} if variables else body
+
+
 def _template(session: _Session, row: str) -> str:
     session.chats()
     if row == "image" and "--mmproj" not in session.launch.argv:
         raise _Skip("the engine has no projector")
-    variables = dict(conversations()[row])
-    body = {name: variables.pop(name) for name in _IN_BODY if name in variables}
-    if variables:
-        body["chat_template_kwargs"] = variables
-    answer = session.post("/apply-template", body, TEMPLATE_S)
+    answer = session.post("/apply-template", template_request(row), TEMPLATE_S)
     prompt = str(answer["prompt"])
     problem = problem_of(row, prompt)
     if problem:

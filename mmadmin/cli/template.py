@@ -1,0 +1,163 @@
+"""`mm template`: chat templates shown, patched and tried over a matrix of conversations."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.markup import escape
+
+from mmadmin.cli.output import JsonFlag, console, emit_json, table
+from mmadmin.cli.records import actor
+from mmadmin.core.errors import NotFound
+from mmadmin.core.home import Home
+from mmadmin.core.spec import parse_spec
+from mmadmin.core.templates import apply_patches, compare, describe
+
+if TYPE_CHECKING:
+    from mmadmin.core.engine import System
+
+app = typer.Typer(no_args_is_help=True, help="Show, patch and try chat templates.")
+
+WhichTemplate = Annotated[
+    str, typer.Argument(help="A template file, or a deployment's name.", metavar="NAME|FILE")
+]
+Number = Annotated[int, typer.Option("--generation", help="Which generation; 0: the live one.")]
+
+
+@app.command()
+def show(which: WhichTemplate, *, generation: Number = 0) -> None:
+    """Print the chat template that a deployment is served with.
+
+    Example: mm template show smollm2-135m
+    """
+    sys.stdout.write(_template(which, generation).rstrip("\n") + "\n")
+
+
+@app.command(name="test")
+def try_out(which: WhichTemplate, *, generation: Number = 0, as_json: JsonFlag = False) -> None:
+    """Render a template over a matrix of conversations; exit 1 when the plain one fails.
+
+    A template file is rendered in a sandbox. For a deployment that runs, its engine is asked too:
+    what it renders is what clients get, and where the sandbox differs the line is shown.
+    Example: mm template test smollm2-135m
+    """
+    from mmadmin.host.template_matrix import matrix, render_in_child  # noqa: PLC0415
+
+    template = _template(which, generation)
+    engine = None if Path(which).is_file() else _engine_renders(which, generation)
+    rows = matrix(render_in_child({which: template})[which], engine)
+    if as_json:
+        emit_json({"engine_asked": engine is not None, "rows": rows})
+    else:
+        asked = "sandbox and engine" if engine is not None else "sandbox only: no engine runs it"
+        console.print(f"[dim]{asked}[/]")
+        table(
+            ["conversation", "", "what came of it", "where the sandbox differs"],
+            [
+                [
+                    row.conversation,
+                    "[green]ok[/]" if row.ok else "[red]fails[/]",
+                    escape(row.words),
+                    f"[yellow]{escape(row.difference)}[/]" if row.difference else "",
+                ]
+                for row in rows
+            ],
+            empty="no conversation",
+        )
+    if not all(row.ok for row in rows if row.conversation == "plain"):
+        raise typer.Exit(1)
+
+
+@app.command()
+def patch(
+    which: WhichTemplate,
+    spec: Annotated[Path, typer.Argument(help="Its [[template.patches]] are applied.")],
+    *,
+    generation: Number = 0,
+    write: Annotated[Path | None, typer.Option(help="Write the patched template there.")] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Apply a deployment file's patches to a template and show what they change.
+
+    Example: mm template patch chat.jinja deployments/catalog/mistral-medium-3.5-v100.toml
+    """
+    from mmadmin.host.template_matrix import render_in_child  # noqa: PLC0415
+
+    before = _template(which, generation)
+    patches: list[Any] = [
+        dict(entry) for entry in parse_spec(spec.read_text(encoding="utf-8")).template.patches
+    ]
+    after = apply_patches(before, patches)
+    renders = render_in_child({"before": before, "after": after})
+    rows: list[Any] = compare(renders["before"], renders["after"])
+    if write is not None:
+        write.write_text(after, encoding="utf-8")
+    words = [describe(entry) for entry in patches]
+    if as_json:
+        emit_json({"changes": words, "rows": rows, "template": after})
+        return
+    for line in words:
+        console.print(f"[bold]{escape(line)}[/]")
+    for row in rows:
+        if not row["changed"]:
+            continue
+        console.print(f"[cyan]{row['conversation']}[/]")
+        for line in row["diff"].splitlines()[2:]:
+            style = {"+": "green", "-": "red", "@": "dim"}.get(line[:1], "")
+            console.print(f"  [{style}]{escape(line)}[/]" if style else f"  {escape(line)}")
+    same = [row["conversation"] for row in rows if not row["changed"]]
+    console.print(f"[dim]unchanged: {', '.join(same) or 'nothing'}[/]")
+
+
+def _template(which: str, generation: int) -> str:
+    """The text of a file, or of a deployment's generation."""
+    path = Path(which)
+    if path.is_file():
+        return path.read_text(encoding="utf-8")
+    from mmadmin.host.template_matrix import template_of  # noqa: PLC0415
+
+    return template_of(_system(which, generation))
+
+
+def _generation(name: str, number: int) -> Any:
+    person = actor()
+    from deployments import queries  # noqa: PLC0415
+
+    if number:
+        return queries.generation(person, name, number)
+    live = queries.deployment(person, name).deployment.live
+    if live is None:
+        raise NotFound(f"nothing of {name} is live", remedy="name a generation: --generation 1")
+    return live
+
+
+def _system(name: str, number: int) -> System:
+    from mmadmin.core.store import Store  # noqa: PLC0415
+    from mmadmin.core.system import read_system  # noqa: PLC0415
+
+    found = _generation(name, number)
+    if not found.system:
+        raise NotFound(f"{found.uid} has not been built", remedy="`mm history` says why")
+    return read_system(Store(Home.from_env().store).object_path(found.system))
+
+
+def _engine_renders(name: str, number: int) -> Any:
+    """What the running engine of a generation renders; None when none runs on this machine."""
+    from mmadmin.core.access import engine_secret  # noqa: PLC0415
+    from mmadmin.core.catalog import engine  # noqa: PLC0415
+    from mmadmin.core.engine import Seat  # noqa: PLC0415
+    from mmadmin.host.template_matrix import render_on_engine  # noqa: PLC0415
+
+    found = _generation(name, number)
+    from deployments.models import ReplicaState  # noqa: PLC0415
+    from mmadmin import settings  # noqa: PLC0415
+
+    replica = found.replicas.filter(state=ReplicaState.READY, host__name=settings.HOST_NAME).first()
+    if replica is None:
+        return None
+    system = _system(name, number)
+    launch = engine(system.engine_kind).launch(system, Seat("127.0.0.1", replica.port))
+    return render_on_engine(launch, engine_secret(settings.ENGINE_MASTER, replica.uid))
