@@ -33,6 +33,8 @@ RELEASE_S = 60.0
 """What the driver may take to give a dead process's memory back."""
 POLL_S = 0.1
 LAUNCH_POLL_S = 0.02
+OWNER_LOOKS = 5
+"""How often an owner that cannot be seen is looked for."""
 LAUNCHER = "mmadmin.host.launch"
 _LISTEN = "0A"
 """TCP_LISTEN in the kernel's table."""
@@ -75,10 +77,23 @@ def launch_file(home: Home, uid: str) -> Path:
 def port_owner(port: int, host: str = "127.0.0.1") -> Owner | None:
     """Who listens on a TCP port of this machine; None = it is free.
 
-    The owner's pid is 0 when it belongs to another user and cannot be seen.
+    The owner's pid is 0 when it belongs to another user and cannot be seen. Processes that come
+    and go while the tables are read can look like that for a moment: so it looks again.
     """
-    if not is_listened_on(port):
-        return None
+    owner: Owner | None = None
+    for _attempt in range(OWNER_LOOKS):
+        if not is_listened_on(port):
+            return None
+        owner = _listener(port, host)
+        if owner is not None and owner.pid:
+            return owner
+        time.sleep(LAUNCH_POLL_S)
+    return owner
+
+
+def _listener(port: int, host: str) -> Owner | None:
+    """One look at who listens."""
+    hidden: Owner | None = None
     for connection in psutil.net_connections(kind="tcp"):
         address = connection.laddr
         if connection.status != psutil.CONN_LISTEN or not address or address.port != port:
@@ -86,13 +101,14 @@ def port_owner(port: int, host: str = "127.0.0.1") -> Owner | None:
         if address.ip not in (host, "0.0.0.0", "::", "::1"):  # noqa: S104 (compared, not bound)
             continue
         if connection.pid is None:
-            return Owner(0, "a process of another user", 0.0)
+            hidden = Owner(0, "a process of another user", 0.0)
+            continue
         try:
             process = psutil.Process(connection.pid)
             return Owner(connection.pid, process.name(), process.create_time())
         except psutil.NoSuchProcess:
             continue
-    return None
+    return hidden
 
 
 def owns_port(pid: int, port: int) -> bool:

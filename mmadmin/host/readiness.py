@@ -32,6 +32,8 @@ ANSWER_S = 10.0
 """How long a probe question may take."""
 COMPLETION_S = 60.0
 """How long the tiny completion may take; busy processors are slow, dead ones are silent."""
+UNSEEN_LOOKS = 20
+"""How many looks in a row an owner of the port may stay unseen before it counts as a stranger."""
 CONTEXT_GRAIN = 256
 """The server rounds contexts up to a multiple of this."""
 _OK, _UNAUTHORIZED, _LOADING = 200, 401, 503
@@ -177,6 +179,7 @@ class _Watch:
         self._log = log_path(home, uid)
         self.pid = 0
         self.started = 0.0
+        self._unseen = 0
 
     def look(self, launch: LaunchSpec) -> None:
         """Fail when the process has ended, or when another one listens on its port."""
@@ -187,7 +190,12 @@ class _Watch:
         if owns_port(self.pid, launch.port):
             return
         owner = port_owner(launch.port, launch.host)
-        if owner is not None and owner.pid != self.pid:
+        if owner is not None and owner.pid == 0:
+            self._unseen += 1
+        else:
+            self._unseen = 0
+        stranger = owner is not None and owner.pid not in (0, self.pid)
+        if owner is not None and (stranger or self._unseen > UNSEEN_LOOKS):
             raise self.failed(
                 "identity",
                 f"port {launch.port} belongs to {owner.name} (pid {owner.pid}), not to the engine",
