@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from decimal import Decimal
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mmadmin.core.errors import InvalidInput
-from mmadmin.core.rules import RULES, Case, judge, version_of
+from mmadmin.core.rules import RULES, Case, judge, rule_table, version_of
 
 V100, T4, A100, L40S, H100, B200 = (70,), (75,), (80,), (89,), (90,), (100,)
 VLLM = Case("vllm", architectures=H100)
@@ -189,3 +190,10 @@ def test_refusals_come_first_and_unknowns_say_nothing(
     assert severities == sorted(severities, key=lambda s: s != "refuse")
     if not architectures:
         assert verdict.findings == ()
+
+
+def test_the_page_of_rules_is_the_rules() -> None:
+    """docs/rules.md has each rule's row as it is in the code."""
+    page = (Path(__file__).parents[2] / "docs" / "rules.md").read_text(encoding="utf-8")
+    for row in rule_table().splitlines():
+        assert row in page
