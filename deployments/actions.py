@@ -125,6 +125,45 @@ def deploy(actor: User, spec_toml: str, *, reason: str, activate: bool = True) -
     return generation
 
 
+def import_generation(
+    actor: User, *, spec_toml: str, system: str, reason: str, **recorded: Any
+) -> Generation:
+    """Record a generation that was built elsewhere and whose objects are in this host's store.
+
+    `recorded` are fields of `Generation` as they were there: lock, graph, host_facts, command,
+    template, size_bytes. Creates the deployment the first time; activates nothing.
+    """
+    require(actor, Role.OPERATOR)
+    spec = parse_spec(spec_toml)
+    with transaction.atomic():
+        deployment = _deployment_for(actor, spec)
+        newest = deployment.generations.aggregate(newest=Max("number"))["newest"] or 0
+        generation = Generation.objects.create(
+            deployment=deployment,
+            number=newest + 1,
+            parent=deployment.live or deployment.generations.order_by("-number").first(),
+            spec_toml=spec_toml,
+            author=actor,
+            reason=reason,
+            state=GenerationState.BUILT,
+            system=system,
+            built_at=timezone.now(),
+            **recorded,
+        )
+        Transition.objects.create(
+            generation=generation, after=GenerationState.BUILT, actor=actor, reason=reason
+        )
+        _audit(
+            actor,
+            "deployment.import",
+            f"deployment:{deployment.name}",
+            f"generation {generation.number} of {deployment.name}: {reason}",
+            generation=generation.number,
+            system=system,
+        )
+    return generation
+
+
 def _deployment_for(actor: User, spec: Spec) -> Deployment:
     """The spec's deployment, created or brought up to date, its row locked."""
     host = _host_for(spec)

@@ -11,7 +11,21 @@ from typing import Annotated
 
 import typer
 
-from mmadmin.cli import build, containers, deployments, keys, logs, store, template, top, up
+from mmadmin.cli import (
+    build,
+    bundle,
+    containers,
+    deployments,
+    doctor,
+    fit,
+    keys,
+    logs,
+    store,
+    template,
+    top,
+    tunnel,
+    up,
+)
 from mmadmin.cli.installation import load_environment
 from mmadmin.cli.output import report
 from mmadmin.cli.records import ACTING_AS
@@ -59,6 +73,7 @@ for command, panel in (
     (up.password, RUNNING),
     (logs.logs, RUNNING),
     (top.top, RUNNING),
+    (doctor.doctor, RUNNING),
     (containers.init, ALONE),
     (containers.run, ALONE),
     (containers.healthy, ALONE),
@@ -70,12 +85,17 @@ for command, panel in (
     (deployments.cancel, SERVING),
     (deployments.history, SERVING),
     (deployments.diff, SERVING),
+    (fit.browse, STORE),
+    (fit.fit, STORE),
     (build.plan, STORE),
     (build.build, STORE),
     (build.lock, STORE),
 ):
     app.command(rich_help_panel=panel)(command)
+app.command("export", rich_help_panel=STORE)(bundle.export)
+app.command("import", rich_help_panel=STORE)(bundle.import_)
 app.add_typer(keys.app, name="keys", rich_help_panel=SERVING)
+app.add_typer(tunnel.app, name="tunnel", rich_help_panel=RUNNING)
 app.add_typer(template.app, name="template", rich_help_panel=STORE)
 app.add_typer(store.app, name="store", rich_help_panel=STORE)
 

@@ -1,0 +1,136 @@
+"""`mm export`, `mm import`: one generation in a folder, to be had on another machine.
+
+A bundle holds the system object with all that it needs, how it came about, and what the records
+know: spec, lock, derivations. Importing gives the same generation: the same hashes.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+
+from mmadmin.cli.output import JsonFlag, bytes_text, console, emit_json
+from mmadmin.cli.records import actor
+from mmadmin.cli.store_care import progress_bar
+from mmadmin.cli.store_exchange import signing_key
+from mmadmin.cli.store_names import open_store
+from mmadmin.core.errors import Conflict, InvalidInput
+from mmadmin.core.home import Home
+
+Folder = Annotated[Path, typer.Argument(help="The bundle's folder.", metavar="FOLDER")]
+RECORDED = ("spec_toml", "lock", "graph", "host_facts", "command", "template", "size_bytes")
+"""What a generation's record says beside its system object; taken over as it is."""
+FIELDS = {"name", "number", "author", "reason", *RECORDED}
+
+
+def export(
+    name: Annotated[str, typer.Argument(help="The deployment's name.", metavar="NAME")],
+    folder: Folder,
+    *,
+    generation: Annotated[
+        int | None, typer.Option(help="Which; else the live one, else the newest.", min=1)
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Write a generation, with every byte that it needs, into a folder.
+
+    Interrupt it and run it again: it goes on.
+
+    Example: mm export smollm2-135m /mnt/stick/smollm2
+    """
+    person = actor()
+    from deployments import queries  # noqa: PLC0415
+    from mmadmin.core.store.bundle import export_bundle  # noqa: PLC0415
+
+    row = queries.deployment(person, name)
+    chosen = row.live or row.newest
+    number = generation or (chosen.number if chosen else 0)
+    found = queries.generation(person, name, number).generation
+    if not found.system:
+        raise Conflict(f"{found.uid} is {found.state}: it has not been built")
+    extra = {
+        "name": name,
+        "number": found.number,
+        "author": found.author.get_username(),
+        "reason": found.reason,
+        **{field: getattr(found, field) for field in RECORDED},
+    }
+    with progress_bar("exporting", quiet=as_json) as hook:
+        done = export_bundle(
+            open_store(),
+            found.system,
+            folder,
+            extra=extra,
+            signer=signing_key(Home.from_env()),
+            progress=hook,
+        )
+    if as_json:
+        emit_json(
+            {
+                "generation": found.uid,
+                "system": found.system,
+                "folder": str(folder),
+                "objects": done.objects,
+                "sent_bytes": done.sent_bytes,
+            }
+        )
+        return
+    console.print(
+        f"[bold]{escape(found.uid)}[/]: {done.objects} objects, "
+        f"{bytes_text(done.sent_bytes)} written to {escape(str(folder))}"
+    )
+
+
+def import_(
+    folder: Folder,
+    *,
+    reason: Annotated[str, typer.Option("--reason", "-m", help="Why; kept in the history.")] = "",
+    as_json: JsonFlag = False,
+) -> None:
+    """Take over an exported generation: the same bytes, ready to be activated.
+
+    Example: mm import /mnt/stick/smollm2 --reason "from the test machine"
+    """
+    person = actor()
+    from deployments import actions  # noqa: PLC0415
+    from mmadmin.core.store.bundle import import_bundle, read_bundle  # noqa: PLC0415
+
+    extra = _checked(read_bundle(folder).extra, folder)
+    store = open_store()
+    with progress_bar("importing", quiet=as_json) as hook:
+        bundle = import_bundle(store, folder, progress=hook)
+    origin = f"{extra['name']}/{extra['number']} by {extra['author']}"
+    generation = actions.import_generation(
+        person,
+        system=bundle.object,
+        reason=reason or f"imported {origin}: {extra['reason']}".rstrip(": "),
+        **{name: extra[name] for name in RECORDED},
+    )
+    store.add_root("generation", generation.uid, bundle.object, f"generation {generation.uid}")
+    store.remove_root("imported", bundle.object)
+    if as_json:
+        emit_json(
+            {
+                "deployment": generation.deployment.name,
+                "number": generation.number,
+                "state": generation.state,
+                "system": generation.system,
+            }
+        )
+        return
+    console.print(
+        f"[bold]{escape(generation.uid)}[/] is built; make it live with: "
+        f"mm activate {escape(generation.deployment.name)} {generation.number}"
+    )
+
+
+def _checked(extra: Any, folder: Path) -> dict[str, Any]:
+    if not isinstance(extra, dict) or not set(extra) >= FIELDS:
+        raise InvalidInput(
+            f"{folder} holds an object, but no generation",
+            remedy="make the bundle with `mm export`, or use `mm store pull`",
+        )
+    return extra

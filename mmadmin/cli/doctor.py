@@ -1,0 +1,105 @@
+"""`mm doctor`: is this installation well? Every check with its remedy."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import typer
+from rich.markup import escape
+
+from mmadmin.cli.installation import is_set_up
+from mmadmin.cli.output import JsonFlag, console, emit_json, table
+from mmadmin.core.home import Home, Ports
+
+if TYPE_CHECKING:
+    from mmadmin.host.doctor import Result
+
+MARKS = {"ok": "[green]ok[/]", "warn": "[yellow]warn[/]", "fail": "[red]fail[/]"}
+
+
+def doctor(*, as_json: JsonFlag = False) -> None:
+    """Check host, store, services, database, ports, disk, toolchain, clock, hub; name remedies.
+
+    Looks and changes nothing. Ends with 1 when a check fails; warnings do not count.
+
+    Example: mm doctor
+    """
+    from mmadmin.host.doctor import Patient, run_checks, worst  # noqa: PLC0415
+    from mmadmin.host.facts import host_facts  # noqa: PLC0415
+    from mmadmin.host.hub import Hub  # noqa: PLC0415
+
+    home = Home.from_env()
+    patient = Patient(
+        home=home,
+        ports=Ports.from_env(),
+        facts=host_facts(home.store if home.store.exists() else home.root.parent),
+        redis_url=os.environ.get("REDIS_URL") or home.broker_url,
+        hub=Hub.from_env(),
+        public_origin=os.environ.get("PUBLIC_ORIGIN", ""),
+    )
+    found = run_checks(patient, [("database", database), ("administrator", administrator)])
+    if as_json:
+        emit_json({"level": worst(found), "checks": [result.as_json() for result in found]})
+    else:
+        table(
+            ["", "what", "found"],
+            [[MARKS[r.level], escape(r.name), escape(r.fact) + _remedy(r)] for r in found],
+            empty="nothing was checked",
+        )
+        words = {"ok": "all is well", "warn": "it works; look at the warnings"}
+        console.print(f"\n{words.get(worst(found), 'something is wrong: see above')}")
+    if worst(found) == "fail":
+        raise typer.Exit(1)
+
+
+def _remedy(result: Result) -> str:
+    return f"\n[dim]→ {escape(result.remedy)}[/]" if result.remedy else ""
+
+
+def database() -> Result:
+    """The database answers and has the schema of this version."""
+    from mmadmin.host.doctor import Result  # noqa: PLC0415
+
+    if not is_set_up(Home.from_env()) and not os.environ.get("DATABASE_URL"):
+        return Result("database", "fail", "there is none yet", "run `mm up`")
+    import django  # noqa: PLC0415
+
+    django.setup()
+    from django.db import DatabaseError, connection  # noqa: PLC0415
+    from django.db.migrations.executor import MigrationExecutor  # noqa: PLC0415
+
+    try:
+        executor = MigrationExecutor(connection)
+        waiting = executor.migration_plan(executor.loader.graph.leaf_nodes())
+    except DatabaseError as error:
+        return Result("database", "fail", f"it does not answer: {error}", "check DATABASE_URL")
+    finally:
+        connection.close()
+    vendor = {"sqlite": "SQLite", "postgresql": "PostgreSQL"}.get(
+        connection.vendor, connection.vendor
+    )
+    if waiting:
+        return Result(
+            "database", "fail", f"{vendor} lacks {len(waiting)} migrations", "run `mm up`"
+        )
+    return Result("database", "ok", f"{vendor}, schema is current")
+
+
+def administrator() -> Result:
+    """Somebody can log in as administrator."""
+    from mmadmin.host.doctor import Result  # noqa: PLC0415
+
+    if database().level == "fail":
+        return Result("administrator", "fail", "the database cannot say", "see `database`")
+    from django.db import connection  # noqa: PLC0415
+
+    from deployments.models import Role, User  # noqa: PLC0415
+
+    try:
+        count = User.objects.filter(role=Role.ADMIN, is_active=True).count()
+    finally:
+        connection.close()
+    if count == 0:
+        return Result("administrator", "fail", "there is none", "run `mm up`: it makes one")
+    return Result("administrator", "ok", f"{count} active")
