@@ -19,7 +19,7 @@ from mmadmin.core.errors import InvalidModel
 from mmadmin.core.gguf_file import GgufHeader, Tensor, read_header
 from mmadmin.core.shards import SPLIT_KEYS, Shard
 
-CHUNK = 4 << 20
+CHUNK = 1 << 20
 REMEDY = "the merge went wrong: check the disk and memory of this host, then build again"
 
 

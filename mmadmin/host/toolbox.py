@@ -136,6 +136,9 @@ class HostToolbox:
     known: dict[str, str] = field(default_factory=dict, init=False)
     """Output files hashed while written or read: relative path → sha256."""
     sandbox_level: str = field(default="", init=False)
+    _planned: int = field(default=0, init=False)
+    """Bytes that were reserved: what all downloads of a fetch come to."""
+    _fetched: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
         self.sandbox_level = level_from(self.config.sandbox)
@@ -252,7 +255,14 @@ class HostToolbox:
                         f"{to.name} vanished from the store when it had just come in",
                         remedy="build again",
                     )
+        self._fetched += size
+        self._show(0, 0)
         self.hashed(to, sha256)
+
+    def _show(self, done: int, total: int) -> None:
+        """Progress over all files of the fetch, not of each by itself."""
+        in_all = max(self._planned, self._fetched + total)
+        self.progress_sink(self._fetched + done, in_all, "bytes")
 
     def _bring(self, source: Source, to: Path, sha256: str, size: int) -> None:
         if isinstance(source, PathSource):
@@ -266,6 +276,7 @@ class HostToolbox:
     def reserve(self, size_bytes: int) -> None:
         """Claim room on the store's disk; raises `DiskFull`."""
         self._check()
+        self._planned += size_bytes
         self.staging.reserve(size_bytes)
 
     def hashed(self, path: Path, sha256: str) -> None:
@@ -304,7 +315,7 @@ class HostToolbox:
             size,
             folder=self.config.downloads,
             policy=self.config.policy,
-            progress=lambda done, total: self.progress_sink(done, total, "bytes"),
+            progress=self._show,
             cancelled=self.cancelled,
             log=self.log,
             already=lambda: self.staging.take(sha256, size, to),
@@ -326,7 +337,7 @@ class HostToolbox:
         found = copy_hashed(
             path,
             to,
-            progress=lambda done, total: self.progress_sink(done, total, "bytes"),
+            progress=self._show,
             cancelled=self.cancelled,
         )
         if found != sha256:

@@ -132,6 +132,33 @@ def test_a_killed_download_goes_on_where_it_was(hub: LocalHub, tmp_path: Path) -
     assert any("are here already" in line for line in lines)
 
 
+def test_kills_at_any_byte_cost_only_what_was_unfinished(hub: LocalHub, tmp_path: Path) -> None:
+    """Killed at random moments, again and again: the transfers add up to the file and little more."""
+    hub.fail("file.bin", *[slow(0.05)] * 400)
+    command = [sys.executable, "-c", KILLED, f"{hub.url}/file.bin", str(tmp_path), SHA]
+    chance = random.Random(7)
+    kills = 0
+    for _ in range(3):
+        child = subprocess.Popen(
+            [*command, str(len(DATA))],
+            stdout=subprocess.PIPE,
+            cwd=Path(__file__).resolve().parents[2],
+        )
+        assert child.stdout is not None
+        child.stdout.readline()
+        time.sleep(chance.uniform(0, 0.4))
+        kills += child.poll() is None
+        child.kill()
+        child.wait()
+        child.stdout.close()
+    hub.faults.clear()
+    if not (tmp_path / "out.bin").exists():
+        fetch(hub, tmp_path)
+    assert (tmp_path / "out.bin").read_bytes() == DATA
+    assert kills
+    assert hub.sent <= len(DATA) + kills * 2 * (SEGMENT + (1 << 16))
+
+
 @pytest.mark.parametrize("torn", [b"", b"{", b'{"size": 1}', b'{"size": "x", "done": 3}'])
 def test_a_torn_state_file_means_starting_over(hub: LocalHub, tmp_path: Path, torn: bytes) -> None:
     """A state that cannot be read is not believed."""

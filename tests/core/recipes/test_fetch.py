@@ -34,6 +34,18 @@ def test_a_local_file_is_copied_and_its_digest_handed_on(tmp_path: Path) -> None
     assert work.staging.reserved == len(DATA)
 
 
+def test_progress_is_that_of_all_files_together(tmp_path: Path) -> None:
+    """Two files, one bar: it never starts over and ends full."""
+    (tmp_path / "source.bin").write_bytes(DATA)
+    one = files({"kind": "path", "path": str(tmp_path / "source.bin")})["files"][0]  # type: ignore[index]
+    work = attempt(tmp_path / "work")
+    work.build(RECIPE, {"files": [one, {**one, "path": "c"}]})  # type: ignore[dict-item]
+    done = [part for part, _total, _unit in work.progress]
+    assert done == sorted(done)
+    assert {total for _part, total, _unit in work.progress} == {2 * len(DATA)}
+    assert work.progress[-1] == (2 * len(DATA), 2 * len(DATA), "bytes")
+
+
 def test_an_address_is_fetched(tmp_path: Path) -> None:
     """A plain HTTP address works like every other source."""
     with local_hub() as hub:
