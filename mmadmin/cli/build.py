@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -34,19 +35,28 @@ from mmadmin.cli.output import (
     seconds_text,
     table,
 )
+from mmadmin.core import catalog
 from mmadmin.core.assemble import assemble
 from mmadmin.core.builder import RootClaim, StepTools, realise
 from mmadmin.core.canonical import parse
-from mmadmin.core.derivation import Derivation
+from mmadmin.core.derivation import Derivation, thawed, topological
 from mmadmin.core.home import Home
 from mmadmin.core.lock import Lock, lock_as_json, lock_from_json
 from mmadmin.core.planner import Plan
 from mmadmin.core.planner import plan as plan_of
+from mmadmin.core.rebuild import Check
+from mmadmin.core.rebuild import check as check_step
 from mmadmin.core.spec import Spec, parse_spec
 from mmadmin.core.store import Staging, Store, StoreObject
+from mmadmin.core.store.substitute import Substituter
 
 SAY_EVERY_S = 10.0
-MARKS = {"cached": "[dim]=[/]", "build": "[cyan]+[/]", "fetch": "[cyan]↓[/]"}
+MARKS = {
+    "cached": "[dim]=[/]",
+    "build": "[cyan]+[/]",
+    "fetch": "[cyan]↓[/]",
+    "substitute": "[cyan]⇣[/]",
+}
 
 
 def lock_file(home: Home, name: str) -> Path:
@@ -87,6 +97,18 @@ def goal_of(spec: Spec, lock: Lock, home: Home) -> Derivation:
     return assemble(spec, lock, host_facts(home.store))
 
 
+@contextmanager
+def substituter(home: Home, store: Store) -> Iterator[Substituter | None]:
+    """The configured depots of `MM_HOME/substituters.json`; None when there are none."""
+    if not (home.root / "substituters.json").exists():
+        yield None
+        return
+    from mmadmin.cli.store_exchange import open_depots  # noqa: PLC0415 (the network)
+
+    with open_depots(home) as (depots, trust):
+        yield Substituter(store, depots, trust) if depots else None
+
+
 def plan(file: SpecFile, *, as_json: JsonFlag = False) -> None:
     """Say what a deployment file would fetch and build here, and why. Changes nothing.
 
@@ -95,7 +117,9 @@ def plan(file: SpecFile, *, as_json: JsonFlag = False) -> None:
     home = Home.from_env()
     spec = parse_spec(read_spec(file))
     lock = locked(spec, home, quiet=as_json)
-    planned = plan_of(goal_of(spec, lock, home), Store(home.store))
+    goal, store = goal_of(spec, lock, home), Store(home.store)
+    with substituter(home, store) as elsewhere:
+        planned = plan_of(goal, store, elsewhere=elsewhere)
     if as_json:
         emit_json({"name": spec.name} | planned.as_json())
         return
@@ -117,9 +141,11 @@ def _show_plan(planned: Plan) -> None:
         ],
         empty="nothing to do",
     )
+    had = planned.count("substitute")
     console.print(
         f"\n{planned.count('cached')} in the store, {planned.count('build')} to build, "
         f"{planned.count('fetch')} to fetch ({bytes_text(planned.fetch_bytes)})"
+        + (f", {had} to be had from a depot" if had else "")
     )
 
 
@@ -172,6 +198,12 @@ class Watcher:
         self._line("[red]✗[/]", derivation, str(error).splitlines()[0] if str(error) else "")
         self._note(derivation, "failed")
 
+    def step_compared(self, derivation: Derivation, outcome: str, words: str) -> None:
+        """Say how a rebuilt step compares with what is in the store."""
+        self._end_bar()
+        mark = {"match": "[green]✓[/]", "mismatch": "[red]✗[/]"}.get(outcome, "[yellow]?[/]")
+        self._line(mark, derivation, f"{outcome}: {words}")
+
     def _end_bar(self) -> None:
         if self.bar is not None and self.task is not None:
             self.bar.remove_task(self.task)
@@ -212,11 +244,16 @@ def _tools(home: Home, watcher: Watcher) -> Callable[[Derivation, Staging, Path]
 def build(
     file: SpecFile,
     *,
+    check: Annotated[
+        bool, typer.Option("--check", help="Build again what is there, and compare.")
+    ] = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Build a deployment file's system into this machine's store; deploys nothing.
 
-    What is in the store already is not built again. Interrupt it and run it again: it goes on.
+    What is in the store already, or in a depot that is trusted, is not built again. Interrupt it
+    and run it again: it goes on. With --check everything that was built is built once more and
+    compared, to the tensor; ends with 1 on a mismatch. It never repairs.
 
     Example: mm build deployments/catalog/smollm2-135m.toml
     """
@@ -225,21 +262,17 @@ def build(
     lock = locked(spec, home, quiet=as_json)
     store = Store(home.store)
     goal = goal_of(spec, lock, home)
-    root = RootClaim("build", spec.name, f"last built by mm build {file}")
-    if as_json or not console.is_terminal:
-        watcher = Watcher(quiet=as_json)
-        done = realise(goal, store, _tools(home, watcher), watcher, root=root)
-    else:
-        columns = (
-            SpinnerColumn(),
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TextColumn("{task.fields[words]}"),
-            TimeElapsedColumn(),
-        )
-        with Progress(*columns, console=console, transient=True) as bar:
-            watcher = Watcher(quiet=False, bar=bar)
-            done = realise(goal, store, _tools(home, watcher), watcher, root=root)
+    with watching(quiet=as_json) as watcher:
+        if check:
+            checks = list(_rebuilt(goal, store, home, watcher))
+        else:
+            root = RootClaim("build", spec.name, f"last built by mm build {file}")
+            tools = _tools(home, watcher)
+            with substituter(home, store) as elsewhere:
+                done = realise(goal, store, tools, watcher, root=root, substituter=elsewhere)
+    if check:
+        _show_checks(spec.name, checks, as_json=as_json)
+        return
     path = store.object_path(done.object)
     if as_json:
         emit_json(
@@ -252,7 +285,50 @@ def build(
             }
         )
     else:
-        console.print(f"\n[bold]{escape(str(path))}[/]")
+        console.print(f"\n[bold]{escape(str(path))}[/]", soft_wrap=True)
+
+
+@contextmanager
+def watching(*, quiet: bool) -> Iterator[Watcher]:
+    """A watcher with a bar on a terminal, with lines elsewhere."""
+    if quiet or not console.is_terminal:
+        yield Watcher(quiet=quiet)
+        return
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[words]}"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console, transient=True) as bar:
+        yield Watcher(quiet=False, bar=bar)
+
+
+def _rebuilt(goal: Derivation, store: Store, home: Home, watcher: Watcher) -> Iterator[Check]:
+    """Every step that is not pinned, built again and compared."""
+    for derivation in topological(goal):
+        params = thawed(derivation.params)
+        if catalog.recipe(derivation.recipe).fixed_output(params) is not None:
+            continue
+        watcher.step_started(derivation, "again, to compare")
+        found = check_step(derivation, store, _tools(home, watcher))
+        watcher.step_compared(derivation, found.outcome, found.words)
+        yield found
+
+
+def _show_checks(name: str, checks: list[Check], *, as_json: bool) -> None:
+    wrong = [found for found in checks if found.outcome == "mismatch"]
+    if as_json:
+        emit_json({"name": name, "checks": [found.as_json() for found in checks]})
+    else:
+        for found in wrong:
+            console.print(f"\n[red]{escape(found.object)}[/] is kept beside {found.rebuilt}")
+            for difference in found.differences:
+                console.print(f"  {escape(str(difference.path))}: {escape(difference.words)}")
+        console.print(f"\n{len(checks) - len(wrong)} of {len(checks)} steps came out as before")
+    if wrong:
+        raise typer.Exit(1)
 
 
 def lock(

@@ -7,6 +7,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from mmadmin.core.home import Home
 from tests.e2e.installation import CATALOG, Installation, wait_for
 
 NAME = "smollm2-135m"
@@ -79,6 +80,32 @@ def test_secrets_are_private_and_nowhere_else(site: Installation) -> None:
         assert secret not in argvs
         for path in texts:
             assert secret not in path.read_text(errors="replace"), path
+
+
+@pytest.mark.timeout(300)
+def test_export_and_import(site: Installation, tmp_path: Path) -> None:
+    """A generation in a folder, taken over by another installation: the same system object."""
+    if NAME not in {d["name"] for d in site.json("status")["deployments"]}:
+        site.run("deploy", str(CATALOG / f"{NAME}.toml"), "--reason", "to export", "--no-activate")
+    folder = tmp_path / "bundle"
+    sent = site.json("export", NAME, str(folder), "--generation", "1")
+    assert sent["generation"] == f"{NAME}/1"
+    there = Installation(Home(tmp_path / "there"), {**site.env, "MM_HOME": str(tmp_path / "there")})
+    there.run("init")
+    taken = there.json("import", str(folder))
+    assert (taken["deployment"], taken["number"], taken["state"]) == (NAME, 1, "built")
+    assert taken["system"] == sent["system"]
+    (row,) = there.json("history", NAME)
+    assert row["system"] == sent["system"]
+    assert row["reason"].startswith(f"imported {NAME}/1 by admin")
+    assert {root.key for root in there.store().roots()} == {f"{NAME}/1"}
+    theirs, ours = (
+        {name: site_.store().object(name) for name in site_.store().closure(sent["system"])}
+        for site_ in (there, site)
+    )
+    assert theirs.keys() == ours.keys()
+    refused = there.json("import", str(tmp_path), code=1)
+    assert refused["error"]["code"] == "not_found"
 
 
 def test_a_second_up_is_quick_and_changes_nothing(site: Installation) -> None:
