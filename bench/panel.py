@@ -263,18 +263,20 @@ def _usage(names: list[str], keys: list[str], count: int) -> None:
 
 def pages() -> list[str]:
     """Every page that shows records, and the fragments that live pages ask for."""
-    from deployments.models import Activation, Build, ClientKey
+    from deployments.models import Activation, Build, ClientKey, Generation
 
     build = Build.objects.order_by("-pk")[0].pk
+    g = Generation.objects.filter(deployment__name="model-03").count() // 2
+    p = g - 1
     activation = Activation.objects.order_by("-pk")[0].pk
     key = ClientKey.objects.filter(revoked_at=None)[0].key_id
     return [
         "/", "/?part=deployments", "/?part=activity",
         "/deployments/model-03/", "/deployments/model-03/?page=9",
         "/deployments/model-03/?part=now",
-        "/deployments/model-03/?part=timeline", "/deployments/model-03/generations/250/",
-        "/deployments/model-03/compare/?a=249&b=250",
-        "/deployments/model-03/generations/250/rollback/", "/deployments/new/?from=smollm2-135m",
+        "/deployments/model-03/?part=timeline", f"/deployments/model-03/generations/{g}/",
+        f"/deployments/model-03/compare/?a={p}&b={g}",
+        f"/deployments/model-03/generations/{g}/rollback/", "/deployments/new/?from=smollm2-135m",
         "/builds/", "/builds/?page=150", f"/builds/{build}/", f"/builds/{build}/?part=steps",
         f"/activations/{activation}/", "/keys/", "/keys/?page=150", "/keys/?search=dana+search",
         "/keys/?state=active", f"/keys/{key}/", "/keys/new/", "/usage/?span=24h", "/usage/?span=7d",

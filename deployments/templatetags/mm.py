@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, Literal
 
 from django import template
 from django.templatetags.static import static
@@ -124,9 +124,9 @@ def tone(state: str) -> str:
 
 
 @register.filter(name="bytes")
-def size(value: float | None) -> str:
-    """Bytes with a binary unit: 98362432 → 93.8 MiB."""
-    if value is None:
+def size(value: float | Literal[""] | None) -> str:
+    """Bytes with a binary unit: 98362432 → 93.8 MiB. What a host has not reported is a dash."""
+    if value is None or value == "":
         return NOTHING
     number = float(value)
     for unit in UNITS:

@@ -17,7 +17,8 @@ from deployments.views.page import attempt, in_words, number_of, page, person, s
 from mmadmin.core.errors import MmError
 
 PARTS = {"head": "build/_head.html", "steps": "build/_steps.html"}
-LOG_LINES_AT_FIRST = 1500
+LOG_CHUNKS_AT_FIRST = 300
+"""The stream brings the rest."""
 
 
 @page
@@ -36,7 +37,7 @@ def build(request: HttpRequest, build_id: int) -> HttpResponse:
     it = queries.build(me, build_id)
     context: dict[str, object] = {"nav": "builds", "it": it, **_sums(it)}
     if not request.GET.get("part"):
-        log = queries.build_log(me, build_id=build_id, limit=LOG_LINES_AT_FIRST)
+        log = queries.build_log(me, build_id=build_id, limit=LOG_CHUNKS_AT_FIRST)
         context |= {"log": _named(log, it), "last": log[-1].pk if log else 0}
     return show(request, "build/page.html", context, parts=PARTS)
 

@@ -62,14 +62,13 @@ def compare(request: HttpRequest, name: str) -> HttpResponse:
     """What differs between two generations; by default the live one and the one before."""
     me = person(request)
     row = queries.deployment(me, name)
-    history = queries.history(me, name)
     picked = [number_of(n) for n in request.GET.getlist("g")] or [
         number_of(request.GET.get("a"), default=0),
         number_of(request.GET.get("b"), default=0),
     ]
     if len(picked) != 2 or 0 in picked:  # noqa: PLR2004
-        newest = [h.generation.number for h in history.rows[:2]]
-        if len(newest) < 2:  # noqa: PLR2004
+        newest = [row.generations, row.generations - 1]
+        if row.generations < 2:  # noqa: PLR2004
             raise NotFound(
                 f"{name} has only one generation", remedy="there is nothing to compare yet"
             )
@@ -83,7 +82,6 @@ def compare(request: HttpRequest, name: str) -> HttpResponse:
     context = {
         "nav": "overview",
         "row": row,
-        "history": history.rows,
         "a": a,
         "b": b,
         "sides": (a, b),

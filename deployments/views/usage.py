@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -26,6 +27,8 @@ SPANS: dict[str, tuple[str, timedelta, Literal["hour", "day"]]] = {
     "30d": ("30 days", timedelta(days=30), "day"),
     "90d": ("90 days", timedelta(days=90), "day"),
 }
+FRESH_S = 60.0
+_answers: dict[Wanted, tuple[float, list[dict[str, Any]], list[Chart]]] = {}
 GROUPS = (
     ("deployment", "deployment"),
     ("generation", "generation"),
@@ -156,14 +159,14 @@ def usage(request: HttpRequest) -> HttpResponse:
     """The page, or the same table as CSV."""
     me = person(request)
     wanted = Wanted.of(request)
-    rows = table(me, wanted)
     if "csv" in request.GET:
-        return _csv(rows, wanted)
+        return _csv(table(me, wanted), wanted)
+    rows, drawn = _counted(me, wanted)
     sums = {name: sum(row[name] for row in rows) for name in (*COLUMNS, "tokens", "ttft_ms")}
     context = {
         "nav": "usage",
         "wanted": wanted,
-        "charts": charts(me, wanted),
+        "charts": drawn,
         "rows": rows[:200],
         "more": max(0, len(rows) - 200),
         "sums": sums,
@@ -173,6 +176,18 @@ def usage(request: HttpRequest) -> HttpResponse:
         "names": [row.deployment.name for row in queries.deployments_overview(me)],
     }
     return show(request, "usage/page.html", context)
+
+
+def _counted(me: User, wanted: Wanted) -> tuple[list[dict[str, Any]], list[Chart]]:
+    """Table and charts, counted at most once a minute for the same question."""
+    queries.require(me)
+    now = time.monotonic()
+    known = _answers.get(wanted)
+    if known is None or now - known[0] > FRESH_S:
+        for old in [w for w, (then, _, _) in _answers.items() if now - then > FRESH_S]:
+            _answers.pop(old, None)
+        known = _answers[wanted] = (now, table(me, wanted), charts(me, wanted))
+    return known[1], known[2]
 
 
 def _csv(rows: list[dict[str, Any]], wanted: Wanted) -> HttpResponse:

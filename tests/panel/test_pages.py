@@ -16,6 +16,7 @@ from deployments.models import (
     ClientKey,
     Deployment,
     Generation,
+    Host,
     User,
 )
 from tests.panel import seed
@@ -197,6 +198,14 @@ def test_a_roll_back_is_asked_for(operator: Client) -> None:
     assert activation.target.number == 2
     assert activation.reason == "tool calls stop half-way"
     assert "Roll back to generation 2" in answer.content.decode()
+
+
+def test_a_host_that_has_not_reported_yet(team: dict[str, User], viewer: Client) -> None:
+    """Dashes instead of numbers, and no page breaks."""
+    Host.objects.create(name="fresh")
+    html = viewer.get("/hosts/").content.decode()
+    assert "worker silent, last heard never" in html
+    assert viewer.get("/").status_code == 200
 
 
 def test_a_second_roll_back_is_refused_in_words(operator: Client) -> None:
