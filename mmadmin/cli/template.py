@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -47,13 +48,14 @@ def try_out(which: WhichTemplate, *, generation: Number = 0, as_json: JsonFlag =
     from mmadmin.host.template_matrix import matrix, render_in_child  # noqa: PLC0415
 
     template = _template(which, generation)
+    digest = hashlib.sha256(template.encode()).hexdigest()
     engine = None if Path(which).is_file() else _engine_renders(which, generation)
     rows = matrix(render_in_child({which: template})[which], engine)
     if as_json:
-        emit_json({"engine_asked": engine is not None, "rows": rows})
+        emit_json({"sha256": digest, "engine_asked": engine is not None, "rows": rows})
     else:
         asked = "sandbox and engine" if engine is not None else "sandbox only: no engine runs it"
-        console.print(f"[dim]{asked}[/]")
+        console.print(f"[dim]sha256 {digest}, {asked}[/]", soft_wrap=True)
         table(
             ["conversation", "", "what came of it", "where the sandbox differs"],
             [

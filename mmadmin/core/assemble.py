@@ -93,6 +93,17 @@ def _engine(spec: Spec, lock: Lock, facts: HostFacts) -> Derivation:
     wanted = spec.engine
     engine = catalog.engine(wanted.kind)
     backend = _backend(spec, facts)
+    release = _release(lock.engine.path)
+    archive = _fetch(PurePosixPath(lock.engine.path).name, [lock.engine])
+    if wanted.prebuilt:
+        ready: dict[str, Json] = {
+            "subtree": wanted.subtree,
+            "arch": f"{facts.arch}-{facts.os}",
+            "backend": backend,
+            "targets": [PurePosixPath(engine.binary).name],
+            "licences": list(wanted.licences),
+        }
+        return step("engine-prebuilt", f"{wanted.kind}-{release}", ready, {"archive": archive})
     architectures = list(wanted.cuda_architectures or facts.cuda_architectures)
     if not facts.compiler:
         raise ToolMissing(
@@ -101,8 +112,6 @@ def _engine(spec: Spec, lock: Lock, facts: HostFacts) -> Derivation:
         )
     if backend == "cuda":
         _check_cuda(architectures, facts)
-    archive = _fetch(PurePosixPath(lock.engine.path).name, [lock.engine])
-    release = _release(lock.engine.path)
     unpacked: dict[str, Json] = {"subtree": wanted.subtree, "members": []}
     source = step("unpack", f"{release}-source", unpacked, {"archive": archive})
     targets: list[Json] = [*sorted(architectures)] if backend == "cuda" else []
@@ -175,6 +184,12 @@ def _model(spec: Spec, lock: Lock, engine: Derivation) -> tuple[Derivation, str]
     fetched = _fetch(_stem(first), lock.model)
     if len(lock.model) == 1 or not spec.model.merge:
         return fetched, first
+    if spec.engine.prebuilt:
+        refuse(
+            "model.merge",
+            "a prebuilt engine has no tool to merge shards with",
+            remedy="set merge = false: the engine loads the shards themselves",
+        )
     merged = f"{_stem(first)}.gguf"
     inputs = {"shards": fetched, "engine": engine}
     return step("merge", _stem(first), {"first": first, "output": merged}, inputs), merged
@@ -201,7 +216,10 @@ def _template(spec: Spec, lock: Lock, model: Derivation, file: str) -> Derivatio
         return None
     name = f"{spec.name}-template"
     if wanted.source == "model":
-        plain = step("extract-template", name, {"file": file}, {"model": model})
+        params: dict[str, Json] = {"file": file}
+        if wanted.expect_sha256:
+            params["sha256"] = wanted.expect_sha256
+        plain = step("extract-template", name, params, {"model": model})
     elif wanted.source == "inline":
         plain = step("extract-template", name, {"text": wanted.text}, {})
     else:
@@ -210,5 +228,5 @@ def _template(spec: Spec, lock: Lock, model: Derivation, file: str) -> Derivatio
         plain = _fetch(name, [lock.template])
     if not wanted.patches:
         return plain
-    params: dict[str, Json] = {"patches": [dict(patch) for patch in wanted.patches]}
-    return step("patch-template", name, params, {"template": plain})
+    patches: dict[str, Json] = {"patches": [dict(patch) for patch in wanted.patches]}
+    return step("patch-template", name, patches, {"template": plain})

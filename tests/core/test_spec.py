@@ -76,6 +76,17 @@ def test_the_public_name_is_the_name_unless_given():
         (SMALL + 'kind = "llama-servr"', "engine.kind", 'did you mean "llama-server"?'),
         (SMALL + "cuda_architectures = [70]\nbackend = 'cpu'", "engine.cuda_architectures", "cuda"),
         (SMALL + "[engine.defines]\nGGML_CUDA = true", "engine.defines.GGML_CUDA", "backend"),
+        (
+            SMALL.replace("[model]", '[model]\nquantize = "Q8_0"') + "prebuilt = true",
+            "model.quantize",
+            "from source",
+        ),
+        (SMALL + 'licences = ["LICENSE"]', "engine.licences", "prebuilt = true"),
+        (
+            SMALL + "[template]\nsource = 'inline'\ntext = 'x'\nexpect_sha256 = ''",
+            "template.expect_sha256",
+            "makes no sense",
+        ),
         (SMALL + "[serve]\ncontxt = 1", "serve.contxt", 'did you mean "context"?'),
         (SMALL + "[serve]\nslots = 2", "serve.context", "tokens that one request may use"),
         (SMALL + "[[template.patches]]\nkind = 'x'", "template.patches[0].kind", "known here"),

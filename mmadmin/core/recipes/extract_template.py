@@ -1,11 +1,14 @@
 """`extract-template`: the chat template of a model, or one written in the spec, as a file.
 
-Either input `model` with params `{"file": "name.gguf"}`, or no inputs with params
+Either input `model` with params `{"file": "name.gguf"}` and, where patches were written for one
+template, `sha256`: the digest that it must have; or no inputs with params
 `{"text": "..."}`. Output: `chat_template.jinja`. The model is read by a limited child.
 """
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -16,6 +19,22 @@ from mmadmin.core.recipe_params import fields, input_file, refuse, relative_path
 from mmadmin.core.shards import find_set
 
 OUTPUT = "chat_template.jinja"
+SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+def check_template(template: str, expected: str, where: str) -> None:
+    """Refuse a template that is not the one that patches were written for (`InvalidModel`)."""
+    found = hashlib.sha256(template.encode()).hexdigest()
+    if expected and found != expected:
+        raise InvalidModel(
+            f"the chat template of {where} is another one than the patches were written for",
+            remedy=(
+                "look at it with `mm template test`; when the patches still fit, set "
+                f'template.expect_sha256 = "{found}"'
+            ),
+            expected=expected,
+            found=found,
+        )
 
 
 class ExtractTemplate:
@@ -28,9 +47,11 @@ class ExtractTemplate:
 
     def check(self, params: Params) -> None:
         """Refuse bad params in words."""
-        fields(params, self.kind, optional=("file", "text"))
-        if len(params) != 1:
-            refuse(self.kind, dict(params), "either file or text")
+        fields(params, self.kind, optional=("file", "sha256", "text"))
+        if ("file" in params) == ("text" in params) or {"text", "sha256"} <= set(params):
+            refuse(self.kind, dict(params), "either file (and sha256) or text")
+        if "sha256" in params and not SHA256.fullmatch(text(params, "sha256", self.kind)):
+            refuse(f"{self.kind}.sha256", params["sha256"], "64 hex digits")
         if "text" in params:
             text(params, "text", self.kind)
         else:
@@ -53,6 +74,7 @@ class ExtractTemplate:
                     f"{files[0].name} has no chat template",
                     remedy='give one in the spec: template.source = "file" or "inline"',
                 )
+            check_template(template, str(params.get("sha256", "")), files[0].name)
         (out / OUTPUT).write_text(str(template), encoding="utf-8", newline="")
         tools.log(f"{len(str(template))} characters")
 
