@@ -520,6 +520,11 @@ class _Transfer:
                 pull()
             except (_Retry, httpx.TransportError, httpx.StreamError) as error:
                 self._again(error)
+            except (httpx.RequestError, httpx.InvalidURL) as error:  # redirects without an end
+                raise SourceUnavailable(
+                    f"{self.remote.label}: {type(error).__name__}",
+                    remedy="check the source's address",
+                ) from error
             except OSError as error:
                 raise disk_error(error, self.part.path.parent, self.part.size) from error
             else:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
+from urllib.parse import unquote, urlsplit
 
 from mmadmin.core.errors import (
     Cancelled,
@@ -267,9 +268,6 @@ class HostToolbox:
     def _bring(self, source: Source, to: Path, sha256: str, size: int) -> None:
         if isinstance(source, PathSource):
             self._copy(Path(source.path), to, sha256, size, source.path)
-        elif isinstance(source, UrlSource) and source.url.startswith("file://"):
-            path = Path(source.url.removeprefix("file://"))
-            self._copy(path, to, sha256, size, source.url)
         else:
             self._download(self._remote(source), to, sha256, size)
 
@@ -300,12 +298,13 @@ class HostToolbox:
             return index.find(source.project, source.version, filename=source.filename).remote
         if isinstance(source, UrlSource):
             url, headers = index.without_login(source.url)
-            return Remote(url, label=url, headers=headers)
+            return Remote(url, label=url.partition("?")[0], headers=headers)
         raise InvalidInput(f"{source} is no download", remedy="use a hub, index or url source")
 
     def _download(self, remote: Remote, to: Path, sha256: str, size: int) -> None:
-        if remote.url.startswith("file://"):
-            self._copy(Path(remote.url.removeprefix("file://")), to, sha256, size, remote.label)
+        if remote.url.startswith("file:"):
+            path = Path(unquote(urlsplit(remote.url).path))
+            self._copy(path, to, sha256, size, remote.label)
             return
         self.log(f"fetching {remote.label} ({size} bytes)")
         download(

@@ -28,6 +28,7 @@ from mmadmin.core.errors import (
 )
 from mmadmin.host.download import Policy, Remote, copy_hashed, download, retry_after
 from tests.support.hub import (
+    Handler,
     LocalHub,
     drop,
     instead,
@@ -369,6 +370,22 @@ def test_credentials_go_to_their_host_only_and_into_no_message(
     with pytest.raises(Unauthorized) as caught:
         fetch(hub, tmp_path, remote=remote, log=lines.append)
     assert "canary" not in str(caught.value) + repr(caught.value.details) + "".join(lines)
+
+
+def test_an_address_that_leads_nowhere_is_said_at_once(hub: LocalHub, tmp_path: Path) -> None:
+    """A redirect without an end and an impossible address are no reason to try again."""
+
+    def round_and_round(handler: Handler) -> bool:
+        handler.send_response(302)
+        handler.send_header("Location", f"{hub.url}/file.bin")
+        handler.send_header("Content-Length", "0")
+        handler.end_headers()
+        return True
+
+    hub.fail("file.bin", *[round_and_round] * 200)
+    for url in (f"{hub.url}/file.bin", "http://exa mple.invalid:x/"):
+        with pytest.raises(SourceUnavailable, match="check the source's address"):
+            fetch(hub, tmp_path, remote=Remote(url, "file.bin"))
 
 
 def test_a_full_disk_is_said_before_the_transfer(hub: LocalHub, tmp_path: Path) -> None:

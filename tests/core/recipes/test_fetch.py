@@ -54,6 +54,16 @@ def test_an_address_is_fetched(tmp_path: Path) -> None:
     assert (out / "a/b.bin").read_bytes() == DATA
 
 
+def test_a_file_address_is_read_from_the_disk(tmp_path: Path) -> None:
+    """Also one whose path needs quoting, as links of a local package folder do."""
+    (tmp_path / "with space").mkdir()
+    source = tmp_path / "with space/x.bin"
+    source.write_bytes(DATA)
+    out = attempt(tmp_path / "w").build(RECIPE, files({"kind": "url", "url": source.as_uri()}))
+    assert "%20" in source.as_uri()
+    assert (out / "a/b.bin").read_bytes() == DATA
+
+
 def test_what_the_store_has_is_linked_not_fetched(tmp_path: Path) -> None:
     """With the bytes in the store, no source is asked at all."""
     blob = tmp_path / "blob"
