@@ -296,6 +296,11 @@ def status(home: Home, uid: str) -> ProgramStatus | None:
     return Supervisor(home).program(uid)
 
 
+def engines(home: Home) -> list[str]:
+    """The uids of all engines that the supervisor has or would start, sorted."""
+    return sorted(path.stem for path in (home.supervisor / "engines").glob("*.conf"))
+
+
 def process(home: Home, uid: str) -> tuple[int, float] | None:
     """Pid and start time (Unix seconds) of an engine that the supervisor runs; None = it is down.
 

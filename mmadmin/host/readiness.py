@@ -335,7 +335,7 @@ _QUESTIONS: Mapping[str, tuple[str, Mapping[str, Any], Callable[[Any], Any]]] = 
         "/v1/completions",
         {
             "prompt": _PROMPT,
-            "max_tokens": 8,
+            "max_tokens": 4,
             "temperature": 0,
             "ignore_eos": True,
             "cache_prompt": False,

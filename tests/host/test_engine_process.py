@@ -106,10 +106,12 @@ def test_an_engine_is_started_proved_and_stopped(home, uid, port):
     assert "loading the model" in said
     assert engine_process.process(home, uid) == (process.pid, process.started)
     assert engine_process.start(home, uid, made, SECRET).pid == process.pid
+    assert uid in engine_process.engines(home)
     engine_process.stop(home, uid, port=port)
     assert not is_alive(process.pid, process.started)
     assert engine_process.port_owner(port) is None
     assert engine_process.status(home, uid) is None
+    assert uid not in engine_process.engines(home)
     assert not engine_process.launch_file(home, uid).exists()
     engine_process.stop(home, uid, port=port)
 
