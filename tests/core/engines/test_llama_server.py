@@ -12,8 +12,9 @@ import pytest
 
 from mmadmin.core.catalog import engine
 from mmadmin.core.engine import ModelFacts, Seat, System
+from mmadmin.core.engines.llama_fields import FIELDS
 from mmadmin.core.engines.llama_flags import BY_NAME, FLAGS, OURS, parse_help
-from mmadmin.core.engines.llama_server import FIELDS, LlamaServer
+from mmadmin.core.engines.llama_server import LlamaServer
 from mmadmin.core.errors import InvalidSpec
 from mmadmin.core.fields import read_table
 from mmadmin.core.spec import parse_spec
