@@ -8,6 +8,7 @@ command line cannot differ.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -26,6 +27,7 @@ from deployments.models import (
     Activation,
     ActivationKind,
     AuditEvent,
+    Browse,
     Build,
     ClientKey,
     Deployment,
@@ -264,6 +266,33 @@ def plan(actor: User, spec_toml: str) -> Build:
         _announce_build(build)
         _audit(actor, "build.plan", f"deployment:{spec.name}", f"plan of {spec.name}")
     return build
+
+
+REPO = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+REVISION = re.compile(r"[\w./-]{1,255}")
+
+
+def browse(
+    actor: User, repo: str, *, revision: str = "main", options: dict[str, Any] | None = None
+) -> Browse:
+    """Ask the host's worker what a hub repository offers, and whether it fits."""
+    require(actor, Role.OPERATOR)
+    repo = repo.strip().removeprefix("https://huggingface.co/").strip("/")
+    if not REPO.fullmatch(repo) or len(repo) > 200:  # noqa: PLR2004
+        raise InvalidInput(f"{repo!r} is not a repository", remedy="write owner/name", field="repo")
+    if not REVISION.fullmatch(revision):
+        raise InvalidInput(
+            f"{revision!r} is not a revision",
+            remedy="write a branch, a tag or a commit",
+            field="revision",
+        )
+    with transaction.atomic():
+        host = Host.objects.get_or_create(name=settings.HOST_NAME)[0]
+        job = Browse.objects.create(
+            repo=repo, revision=revision, options=options, host=host, actor=actor
+        )
+        enqueue_on_commit(job)
+    return job
 
 
 def retry_build(actor: User, build_id: int) -> Build:

@@ -257,6 +257,19 @@ def plan(request: HttpRequest, body: s.SpecIn) -> Any:
     return Status(202, s.BuildOut.of(queries.build(who(request), build.pk)))
 
 
+@builds.post("/browses", response={202: s.BrowseOut, **ERRORS})
+def start_browse(request: HttpRequest, body: s.BrowseIn) -> Any:
+    """Look into a hub repository: its models, and whether each fits; look again for the answer."""
+    job = actions.browse(who(request), body.repo, revision=body.revision, options=body.options)
+    return Status(202, s.BrowseOut.of(job))
+
+
+@builds.get("/browses/{int:browse_id}", response={200: s.BrowseOut, **ERRORS})
+def get_browse(request: HttpRequest, browse_id: int) -> Any:
+    """One look into a hub repository."""
+    return s.BrowseOut.of(queries.browse(who(request), browse_id))
+
+
 @builds.get("/builds", response={200: s.PageOut[s.BuildBrief], **ERRORS})
 def list_builds(request: HttpRequest, deployment: str = "", page: int = Query(1, ge=1)) -> Any:
     """Builds, newest first."""

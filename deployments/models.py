@@ -213,6 +213,21 @@ class Build(Job):
         ]
 
 
+class Browse(Job):
+    """A look into a repository of the hub: which models it has, and whether they fit here."""
+
+    repo = models.CharField(max_length=200)
+    revision = models.CharField(max_length=255, default="main")
+    options = models.JSONField(null=True, blank=True)
+    """The `[serve]` values to judge by; null = sensible ones."""
+    result = models.JSONField(null=True, blank=True)
+    """`mmadmin.host.fit.offers`."""
+    max_attempts = models.PositiveIntegerField(default=2)
+
+    class Meta:
+        ordering: ClassVar[list[str]] = ["-id"]
+
+
 class StepState(models.TextChoices):
     """Where a build step is."""
 

@@ -19,6 +19,7 @@ from deployments.models import (
     Activation,
     Alarm,
     AuditEvent,
+    Browse,
     Build,
     BuildStep,
     ClientKey,
@@ -418,6 +419,15 @@ def build(actor: User, build_id: int) -> Build:
     )
     if found is None:
         raise NotFound(f"there is no build {build_id}")
+    return found
+
+
+def browse(actor: User, browse_id: int) -> Browse:
+    """One look into a hub repository, with its result once it has ended. Raises `NotFound`."""
+    require(actor, Role.OPERATOR)
+    found = Browse.objects.select_related("actor", "host").filter(pk=browse_id).first()
+    if found is None:
+        raise NotFound(f"there is no browse {browse_id}")
     return found
 
 

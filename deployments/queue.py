@@ -13,22 +13,24 @@ from django.db import transaction
 from django.utils import timezone
 from kombu.exceptions import OperationalError
 
-from deployments.models import Activation, Build
+from deployments.models import Activation, Browse, Build
 
 log = logging.getLogger(__name__)
 
-TASKS: dict[type[Build | Activation], str] = {
+AnyJob = Build | Activation | Browse
+TASKS: dict[type[AnyJob], str] = {
     Build: "deployments.tasks.run_build",
     Activation: "deployments.tasks.run_activation",
+    Browse: "deployments.tasks.run_browse",
 }
 
 
-def enqueue_on_commit(job: Build | Activation) -> None:
+def enqueue_on_commit(job: AnyJob) -> None:
     """Send the job's id to its host's queue once the transaction has committed."""
     transaction.on_commit(lambda: send(job))
 
 
-def send(job: Build | Activation) -> bool:
+def send(job: AnyJob) -> bool:
     """Send the job's id now; False (and logged) when the broker does not take it."""
     model = type(job)
     try:

@@ -13,6 +13,7 @@ from deployments.models import (
     Activation,
     Alarm,
     AuditEvent,
+    Browse,
     Build,
     BuildStep,
     ClientKey,
@@ -305,6 +306,31 @@ class BuildOut(BuildBrief):
         """A build with its steps prefetched."""
         steps = [StepOut.of(step) for step in row.steps.all()]
         return cls(**cls.brief_of(row), plan=row.plan, steps=steps)
+
+
+class BrowseOut(Schema):
+    """A look into a hub repository."""
+
+    id: int
+    repo: str
+    revision: str
+    state: str
+    error: ErrorBody | None
+    result: dict[str, Any] | None = Field(
+        description="Sets of files, and for each model whether it fits on the host."
+    )
+
+    @classmethod
+    def of(cls, row: Browse) -> BrowseOut:
+        """A browse."""
+        return cls(
+            id=row.pk,
+            repo=row.repo,
+            revision=row.revision,
+            state=row.state,
+            error=ErrorBody(**row.error) if row.error else None,
+            result=row.result,
+        )
 
 
 class LogOut(Schema):
@@ -673,6 +699,16 @@ class SpecIn(Strict):
     """A deployment file."""
 
     spec_toml: str = Field(max_length=SPEC_MAX)
+
+
+class BrowseIn(Strict):
+    """A hub repository to look into."""
+
+    repo: str = Field(max_length=250)
+    revision: str = Field("main", max_length=255)
+    options: dict[str, Any] | None = Field(
+        None, description="`[serve]` values to judge by; left out: sensible ones."
+    )
 
 
 class DeployIn(SpecIn):

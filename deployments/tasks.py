@@ -12,9 +12,9 @@ from django.db import close_old_connections
 from django.utils.module_loading import import_string
 
 from deployments import feed
-from deployments.jobs import activations, books, builds, hosts, keep, sweeper, watch
+from deployments.jobs import activations, books, browses, builds, hosts, keep, sweeper, watch
 from deployments.jobs.recorder import Parent, recording
-from deployments.models import Activation, Build
+from deployments.models import Activation, Browse, Build
 from deployments.queue import send
 
 
@@ -42,6 +42,15 @@ def run_activation(activation_id: int) -> None:
         if recorder is None:
             return
         activations.walk(recorder, machine())
+
+
+@shared_task
+def run_browse(browse_id: int) -> None:
+    """Look into a hub repository, and record what it offers."""
+    with recording(Browse, browse_id) as recorder:
+        if recorder is None:
+            return
+        browses.run(recorder, machine())
 
 
 @shared_task

@@ -26,7 +26,7 @@ from mmadmin.core.errors import Conflict, MmError
 from mmadmin.core.facts import HostFacts
 from mmadmin.core.home import Home
 from mmadmin.core.lock import Lock
-from mmadmin.core.placement import Beside
+from mmadmin.core.placement import Beside, HostView
 from mmadmin.core.recipe import Json, Recipe
 from mmadmin.core.spec import ActivationSpec, Spec
 from mmadmin.core.store import Staging, Store
@@ -35,6 +35,7 @@ from mmadmin.core.system import read_system
 from mmadmin.host import engine_process, fit
 from mmadmin.host.drift import drift
 from mmadmin.host.facts import host_facts
+from mmadmin.host.hub import Hub
 from mmadmin.host.probe import liveness, prove
 from mmadmin.host.readiness import wait_ready
 from mmadmin.host.resolve import resolve
@@ -93,6 +94,21 @@ class Machine:
         """The hands of one build step; no step's program may see the secrets."""
         config = HostConfig.from_env(self.home.store / "downloads", hidden=[self.home.secrets])
         return HostToolbox(staging, log, progress, cancelled, config=config)
+
+    # --- browses
+
+    def offers(
+        self, repo: str, revision: str, options: dict[str, Any] | None, running: list[Replica]
+    ) -> dict[str, Any]:
+        """A repository's models and whether each fits on this host."""
+        facts = self.facts()
+        views = [
+            fit.running_view(replica.generation.deployment.name, replica.pid, facts)
+            for replica in running
+            if replica.pid is not None
+        ]
+        host = HostView(settings.HOST_NAME, facts, views)
+        return dict(fit.offers(Hub.from_env(), repo, revision, [host], options))
 
     # --- activations
 

@@ -19,7 +19,7 @@ from django.db import DatabaseError, connection
 
 from deployments.jobs import lease
 from deployments.jobs.lease import J
-from deployments.models import Activation, Build, BuildStep, LogChunk
+from deployments.models import Activation, BuildStep, LogChunk
 from mmadmin.core.errors import Cancelled, MmError
 from mmadmin.core.lifecycle import JobState
 
@@ -76,8 +76,8 @@ class Recorder(Generic[J]):
 
     def log(self, line: str, step_id: int | None = None) -> None:
         """Add a line to the step's log, or to the activation's."""
-        if step_id is None and isinstance(self.job, Build):
-            log.info("build %s: %s", self.job.pk, line)
+        if step_id is None and not isinstance(self.job, Activation):
+            log.info("%s %s: %s", type(self.job).__name__, self.job.pk, line)
             return
         with self._mutex:
             self._lines.setdefault(step_id, []).append(line)

@@ -12,9 +12,8 @@ from django.db.models import Q
 from django.utils import timezone
 
 from deployments.jobs import lease
-from deployments.jobs.lease import AnyJob
-from deployments.models import Activation, Build
-from deployments.queue import send
+from deployments.models import Activation, Browse, Build
+from deployments.queue import AnyJob, send
 from mmadmin.core.lifecycle import JobState
 
 UNSENT_AFTER_S = 3
@@ -36,10 +35,10 @@ def _due(now: datetime) -> Iterator[AnyJob]:
     orphaned = Q(enqueued_at=None) | Q(enqueued_at__lt=now - timedelta(seconds=RETAKE_AFTER_S))
     waiting = Q(state=JobState.QUEUED) & (unsent | stale)
     running = Q(state=JobState.RUNNING) & orphaned
-    for model in (Activation, Build):
-        yield from model._default_manager.filter(waiting | running).select_related(  # noqa: SLF001
-            "host", "deployment"
-        )
+    due = waiting | running
+    yield from Activation.objects.filter(due).select_related("host", "deployment")
+    yield from Build.objects.filter(due).select_related("host", "deployment")
+    yield from Browse.objects.filter(due).select_related("host")
 
 
 def _attend(job: AnyJob) -> bool:

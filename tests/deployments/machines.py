@@ -20,7 +20,7 @@ from deployments.models import Generation, Replica
 from mmadmin.core.builder import StepTools
 from mmadmin.core.derivation import Derivation
 from mmadmin.core.engine import LaunchSpec, Probe, Seat
-from mmadmin.core.errors import Cancelled, MmError, ProbeFailed, Unreachable
+from mmadmin.core.errors import Cancelled, Gated, MmError, ProbeFailed, Unreachable
 from mmadmin.core.facts import HostFacts
 from mmadmin.core.lock import Lock, LockedFile
 from mmadmin.core.placement import Beside
@@ -169,6 +169,14 @@ class ToyMachine:
 
     def toolbox(self, staging: Staging, log: Any, progress: Any, cancelled: Any) -> StepTools:
         return ToyTools(staging, log, progress, cancelled)  # type: ignore[return-value]
+
+    def offers(
+        self, repo: str, revision: str, options: dict[str, Any] | None, running: list[Replica]
+    ) -> dict[str, Any]:
+        if repo == "gated/model":
+            raise Gated("gated/model asks for its licence", remedy="accept it on the hub")
+        names = [replica.generation.uid for replica in running]
+        return {"repo": repo, "commit": "0" * 40, "offers": [], "running": names}
 
     # --- engines: a JSON file says which run
 

@@ -43,6 +43,7 @@ class World:
     failed_build: int
     activation: int
     queued_activation: int
+    browse: int
     token_id: str
 
 
@@ -88,6 +89,7 @@ def world(people: People) -> World:
         Build.objects.get(generation__number=3).pk,
         ended.pk,
         queued_activation.pk,
+        actions.browse(people.bob, "owner/name").pk,
         token.token_id,
     )
 
@@ -125,6 +127,8 @@ ENDPOINTS: list[tuple[str, str, Any, int, Role]] = [
     ("POST", "/deployments/smol/generations/1/pin", {"on": True}, 200, OPR),
     ("POST", "/deployments/smol/generations/1/mark", {"mark": "good"}, 200, OPR),
     ("POST", "/plans", {"spec_toml": spec()}, 202, OPR),
+    ("POST", "/browses", {"repo": "owner/name"}, 202, OPR),
+    ("GET", "/browses/{browse}", None, 200, OPR),
     ("GET", "/builds", None, 200, VIE),
     ("GET", "/builds?deployment=smol", None, 200, VIE),
     ("GET", "/builds/{build}", None, 200, VIE),
