@@ -343,7 +343,7 @@ def _item(value: Any) -> Any:
         whole = value == value.to_integral_value()
         item = tomlkit.integer(number) if whole else tomlkit.float_(number)
     elif isinstance(value, str) and "\n" in value and "'''" not in value and not _odd(value):
-        item = tomlkit.string("\n" + value, literal=True, multiline=True)
+        item = tomlkit.string(value, literal=True, multiline=True)
     elif isinstance(value, Mapping):
         item = tomlkit.table()
         for key, entry in value.items():

@@ -128,7 +128,11 @@ def test_writing_keeps_what_was_said_and_leaves_out_defaults():
     assert parse_spec(text) == spec
 
 
-@given(text=st.text(alphabet=st.characters(codec="utf-8", exclude_characters="\0"), min_size=1))
+LINES = st.text(alphabet="ab\n\r\t '\"{%}\\#", min_size=1)
+ANY_TEXT = st.text(alphabet=st.characters(codec="utf-8", exclude_characters="\0"), min_size=1)
+
+
+@given(text=LINES | ANY_TEXT)
 def test_any_inline_template_survives_writing(text):
     """Quotes, line ends and odd characters of a template come back as they were."""
     source = spec_to_toml(parse_spec(SMALL + "[template]\nsource = 'inline'\ntext = 'x'"))
