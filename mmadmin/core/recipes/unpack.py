@@ -44,8 +44,6 @@ MAX_MEMBERS = 200_000
 MAX_BYTES = 1 << 40
 MAX_RATIO = 1100
 """Unpacked : packed; deflate cannot do better than 1032 : 1."""
-KNOWN_DIGEST_FROM = 1 << 20
-"""Files from this size on are hashed while written, so that the store need not."""
 
 
 class HostileArchive(InvalidInput):
@@ -208,8 +206,7 @@ class _Writer:
             raise InvalidInput(f"{entry.name} ends early in the archive", remedy="fetch it again")
         if entry.executable:
             target.chmod(0o755)
-        if entry.size >= KNOWN_DIGEST_FROM:
-            self.tools.hashed(target, digest.hexdigest())
+        self.tools.hashed(target, digest.hexdigest())  # spares the store a second reading
         return digest.hexdigest()
 
     def link(self, entry: Entry, path: str) -> None:
