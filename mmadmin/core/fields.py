@@ -27,10 +27,13 @@ Kind = Literal[
     "strings",
     "integers",
     "decimals",
+    "scalar",
+    "scalars",
     "mapping",
     "tables",
 ]
-"""`mapping` is a table of scalars with free keys, `tables` a list of tables (checked elsewhere)."""
+"""`scalar` is a text, a whole number, true or false; `mapping` is a table of scalars with free keys,
+`tables` a list of tables, whose own fields are checked elsewhere."""
 
 _LARGEST = 2**53
 
@@ -187,6 +190,8 @@ def _value(field: Field, value: Any, dotted: str) -> Json:
         return value
     if field.kind in ("integer", "decimal"):
         return _number(field, value, dotted, whole=field.kind == "integer")
+    if field.kind == "scalar":
+        return _scalar(field, value, dotted)
     if field.kind == "mapping":
         return _mapping(field, value, dotted)
     return _list(field, value, dotted)
@@ -197,13 +202,15 @@ def _list(field: Field, value: Any, dotted: str) -> list[Json]:
     if field.kind != "tables":
         if not isinstance(value, list):
             refuse(dotted, "this must be a list", remedy=_how(field))
+        if field.kind == "scalars":
+            return [_scalar(field, item, f"{dotted}[{n}]") for n, item in enumerate(value)]
         if field.kind == "strings":
             return [_string(field, item, f"{dotted}[{n}]") for n, item in enumerate(value)]
         whole = field.kind == "integers"
         return [_number(field, v, f"{dotted}[{n}]", whole=whole) for n, v in enumerate(value)]
     if not isinstance(value, list) or not all(isinstance(item, Mapping) for item in value):
         refuse(dotted, "this must be a list of tables", remedy=f"write [[{dotted}]]")
-    return [_mapping(field, item, f"{dotted}[{n}]") for n, item in enumerate(value)]
+    return [dict(item) for item in value]
 
 
 def _string(field: Field, value: Any, dotted: str) -> str:
@@ -238,6 +245,16 @@ def _number(field: Field, value: Any, dotted: str, *, whole: bool) -> Json:
     if abs(number) > _LARGEST:
         refuse(dotted, f"{value} is out of range", remedy="use a smaller number")
     return int(number) if whole else decimal_text(number)
+
+
+def _scalar(field: Field, value: Any, dotted: str) -> Json:
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        return _string(field, value, dotted)
+    if not isinstance(value, int):
+        refuse(dotted, "this must be a text, a whole number, true or false", remedy=_how(field))
+    return _number(field, value, dotted, whole=True)
 
 
 def _mapping(field: Field, value: Any, dotted: str) -> dict[str, Json]:

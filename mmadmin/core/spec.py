@@ -18,7 +18,7 @@ import tomlkit
 
 from mmadmin.core.catalog import engines
 from mmadmin.core.engine import Engine, Options
-from mmadmin.core.errors import InvalidSpec
+from mmadmin.core.errors import InvalidDerivation, InvalidSpec
 from mmadmin.core.fields import Field, read_table, refuse, refuse_unknown, suggestion
 from mmadmin.core.recipe import Json
 from mmadmin.core.spec_fields import (
@@ -35,6 +35,7 @@ from mmadmin.core.spec_fields import (
     TEMPLATE_FIELDS,
     TOP_FIELDS,
 )
+from mmadmin.core.templates import check_patches
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +229,14 @@ def _template(values: Mapping[str, Json]) -> TemplateSpec:
             refuse(
                 f"{where}.kind", f'"{kind}" is unknown', remedy=suggestion(str(kind), PATCH_KINDS)
             )
-        patches.append(read_table((PATCH_KIND, *PATCH_FIELDS[str(kind)]), raw, where))
+        patch = read_table((PATCH_KIND, *PATCH_FIELDS[str(kind)]), raw, where)
+        try:
+            check_patches([patch], where)
+        except InvalidDerivation as error:
+            # It counts the list that it was given; ours is longer.
+            message = error.message.replace(f"{where}[0]", where)
+            raise InvalidSpec(message, remedy=error.remedy, field=where) from error
+        patches.append(patch)
     return TemplateSpec(**{**_tuples(values), "patches": tuple(patches)})
 
 

@@ -442,12 +442,12 @@ PATCH_FIELDS: Mapping[str, tuple[Field, ...]] = {
     "reasoning-effort-lenient": (),
     "set-default": (
         Field("variable", "string", "The variable.", required=True, pattern=r"[A-Za-z_]\w*"),
-        Field("value", "string", "Its value when the client omits it.", required=True),
+        Field("value", "scalar", "Its value when the client omits it.", required=True),
     ),
     "coerce-unknown": (
         Field("variable", "string", "The variable.", required=True, pattern=r"[A-Za-z_]\w*"),
-        Field("allowed", "strings", "The values that stay as they are.", required=True),
-        Field("value", "string", "What every other value becomes.", required=True),
+        Field("allowed", "scalars", "The values that stay as they are.", required=True),
+        Field("value", "scalar", "What every other value becomes.", required=True),
     ),
     "replace": (
         Field("old", "text", "Text that must stand in the template exactly once.", required=True),

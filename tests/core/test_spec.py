@@ -90,6 +90,16 @@ def test_the_public_name_is_the_name_unless_given():
         (SMALL + "[serve]\ncontxt = 1", "serve.contxt", 'did you mean "context"?'),
         (SMALL + "[serve]\nslots = 2", "serve.context", "tokens that one request may use"),
         (SMALL + "[[template.patches]]\nkind = 'x'", "template.patches[0].kind", "known here"),
+        (
+            SMALL + "[[template.patches]]\nkind = 'unified-diff'\ndiff = 'zzz'",
+            "template.patches[0]",
+            "diff -u",
+        ),
+        (
+            SMALL + "[[template.patches]]\nkind = 'set-default'\nvariable = 'x'\nvalue = 1.5",
+            "template.patches[0].value",
+            "true or false",
+        ),
         (SMALL + "[[template.patches]]\nold = 'x'", "template.patches[0].kind", "missing"),
         (
             SMALL + "[[template.patches]]\nkind = 'replace'\nold = 'x'",
@@ -114,6 +124,19 @@ def test_a_wrong_file_is_refused_by_field_with_a_remedy(text, field, words):
     assert error.details["field"] == field
     assert words in str(error)
     assert error.remedy
+
+
+def test_patches_set_booleans_and_numbers_too():
+    """A template's switch is not always a text."""
+    patches = (
+        "[[template.patches]]\nkind = 'set-default'\nvariable = 'enable_thinking'\nvalue = false\n"
+        "[[template.patches]]\nkind = 'coerce-unknown'\nvariable = 'n'\nallowed = [1, 'a', true]\n"
+        "value = 1\n"
+    )
+    spec = parse_spec(SMALL + patches)
+    assert spec.template.patches[0]["value"] is False
+    assert spec.template.patches[1]["allowed"] == [1, "a", True]
+    assert parse_spec(spec_to_toml(spec)) == spec
 
 
 def test_writing_keeps_what_was_said_and_leaves_out_defaults():
