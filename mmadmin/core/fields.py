@@ -32,8 +32,8 @@ Kind = Literal[
     "mapping",
     "tables",
 ]
-"""`scalar` is a text, a whole number, true or false; `mapping` is a table of scalars with free keys,
-`tables` a list of tables, whose own fields are checked elsewhere."""
+"""`scalar` is a text, a whole number, true or false; `mapping` is a table of scalars with free
+keys, `tables` a list of tables, whose own fields are checked elsewhere."""
 
 _LARGEST = 2**53
 
