@@ -1,0 +1,96 @@
+"""Django's own admin, for looking: records of history cannot be changed or removed there.
+
+What people change goes through the panel, the API or `mm`, where roles are checked, audit events
+are written and the gate is told.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from django.contrib import admin
+from django.db.models import Model
+from django.http import HttpRequest
+
+from deployments import models
+
+if TYPE_CHECKING:
+    Base = admin.ModelAdmin[Any]
+else:
+    Base = admin.ModelAdmin
+
+
+class ReadOnly(Base):
+    """A record to look at."""
+
+    list_per_page = 50
+    show_full_result_count = False
+    hidden: ClassVar[tuple[str, ...]] = ()
+    """Fields that are not shown."""
+
+    def has_add_permission(self, request: HttpRequest) -> bool:  # noqa: ARG002
+        """Nobody."""
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:  # noqa: ARG002
+        """Nobody."""
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:  # noqa: ARG002
+        """Nobody."""
+        return False
+
+    def get_fields(self, request: HttpRequest, obj: Model | None = None) -> Any:
+        """All but the hidden ones."""
+        return [f for f in super().get_fields(request, obj) if f not in self.hidden]
+
+
+LISTS: dict[type[Model], tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
+    models.Host: (("name", "seen_at"), (), ("name",)),
+    models.Deployment: (("name", "public_name", "host", "live"), (), ("name", "public_name")),
+    models.Generation: (
+        ("deployment", "number", "state", "author", "created_at"),
+        ("state", "mark", "pinned"),
+        ("deployment__name", "reason"),
+    ),
+    models.Transition: (("generation", "before", "after", "actor", "at"), ("after",), ()),
+    models.Build: (("id", "deployment", "generation", "state", "created_at"), ("state",), ()),
+    models.Activation: (
+        ("id", "deployment", "kind", "mode", "state", "phase", "created_at"),
+        ("state", "kind"),
+        ("deployment__name",),
+    ),
+    models.Browse: (("id", "repo", "state", "created_at"), ("state",), ("repo",)),
+    models.Replica: (("uid", "generation", "port", "state", "pid"), ("state",), ("uid",)),
+    models.Alarm: (("deployment", "kind", "subject", "raised_at", "cleared_at"), ("kind",), ()),
+    models.UsageBucket: (("hour", "key_id", "deployment", "requests"), (), ("key_id",)),
+    models.AuditEvent: (
+        ("at", "actor", "verb", "subject", "summary"),
+        ("verb",),
+        ("subject", "summary"),
+    ),
+    models.ClientKey: (
+        ("key_id", "owner", "created_at", "expires_at", "revoked_at"),
+        (),
+        ("key_id", "owner", "note"),
+    ),
+    models.UserToken: (("token_id", "user", "created_at", "revoked_at"), (), ("token_id",)),
+    models.User: (("username", "role", "is_active", "last_login"), ("role",), ("username",)),
+}
+HIDDEN = ("digest", "password")
+
+for model, (columns, filters, search) in LISTS.items():
+    admin.site.register(
+        model,
+        type(
+            f"{model.__name__}Admin",
+            (ReadOnly,),
+            {
+                "list_display": columns,
+                "list_filter": filters,
+                "search_fields": search,
+                "list_select_related": True,
+                "hidden": HIDDEN,
+            },
+        ),
+    )
