@@ -187,6 +187,12 @@ def generation(request: HttpRequest, name: str, number: int) -> Any:
     return s.GenerationDetailOut.of_row(queries.generation(who(request), name, number))
 
 
+@deployments.get("/{name}/export", response={200: dict[str, Any], **ERRORS})
+def export_history(request: HttpRequest, name: str) -> Any:
+    """Its whole history as one document: deployment files, locks, graphs, reports, who and when."""
+    return queries.export_history(who(request), name)
+
+
 @deployments.get("/{name}/diff", response={200: list[s.DiffRowOut], **ERRORS})
 def diff(
     request: HttpRequest,
@@ -473,6 +479,12 @@ def audit(
     """The audit log, newest first."""
     found = queries.audit(who(request), search=search, verb=verb, who=user, page=page)
     return _page(found, s.AuditOut.of)
+
+
+@rest.get("/requests/{request_id}", response={200: s.RequestOut, **ERRORS})
+def get_request(request: HttpRequest, request_id: str) -> Any:
+    """One finished request by its id: which generation answered it, and how."""
+    return queries.request(who(request), request_id)
 
 
 @rest.get("/usage", response={200: list[s.UsageOut], **ERRORS})

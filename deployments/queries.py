@@ -357,6 +357,111 @@ def live_spans(transitions: Sequence[Transition]) -> list[tuple[datetime, dateti
     return spans
 
 
+EXPORT_FORMAT = 1
+
+
+def export_history(actor: User, name: str) -> dict[str, Any]:
+    """A deployment's whole history as JSON data: what was asked for, pinned, done, by whom, when.
+
+    Holds no secret and no usage. The file is complete: with the sources that its locks name, each
+    generation can be built again to the same hashes.
+    """
+    require(actor)
+    of = _deployment(name)
+    generations = list(
+        of.generations.select_related("author", "parent__deployment", "deployment").order_by(
+            "number"
+        )
+    )
+    builds = _grouped(
+        Build.objects.filter(deployment=of, dry_run=False).select_related("actor").order_by("pk"),
+        lambda build: build.generation_id,
+    )
+    activations = of.activations.select_related("target", "previous", "actor").order_by("pk").all()
+    return {
+        "format": EXPORT_FORMAT,
+        "exported_at": _iso(timezone.now()),
+        "deployment": {
+            "name": of.name,
+            "public_name": of.public_name,
+            "description": of.description,
+            "host": of.host.name,
+            "created_at": _iso(of.created_at),
+        },
+        "generations": [
+            _exported(row, builds[row.generation.pk])
+            for row in _history_rows(generations, live_id=of.live_id)
+        ],
+        "activations": [
+            _exported_job(activation)
+            | {
+                "kind": activation.kind,
+                "mode": activation.mode,
+                "target": activation.target.number if activation.target else None,
+                "previous": activation.previous.number if activation.previous else None,
+                "reason": activation.reason,
+                "phases": activation.phases,
+            }
+            for activation in activations
+        ],
+    }
+
+
+def _exported(row: HistoryRow, builds: Sequence[Build]) -> dict[str, Any]:
+    it = row.generation
+    return {
+        "number": it.number,
+        "parent": it.parent.number if it.parent else None,
+        "author": it.author.get_username(),
+        "reason": it.reason,
+        "created_at": _iso(it.created_at),
+        "built_at": _iso(it.built_at),
+        "state": it.state,
+        "state_reason": it.state_reason,
+        "mark": it.mark,
+        "pinned": it.pinned,
+        "spec_toml": it.spec_toml,
+        "lock": it.lock,
+        "graph": it.graph,
+        "system": it.system,
+        "size_bytes": it.size_bytes,
+        "host_facts": it.host_facts,
+        "command": it.command,
+        "template": it.template,
+        "probe_report": it.probe_report,
+        "changes": [change.as_json() for change in row.changes],
+        "live_spans": [[_iso(start), _iso(end)] for start, end in row.live_spans],
+        "transitions": [
+            {
+                "before": t.before,
+                "after": t.after,
+                "at": _iso(t.at),
+                "actor": t.actor.get_username() if t.actor else None,
+                "reason": t.reason,
+            }
+            for t in row.transitions
+        ],
+        "builds": [_exported_job(build) for build in builds],
+    }
+
+
+def _exported_job(job: Build | Activation) -> dict[str, Any]:
+    return {
+        "id": job.pk,
+        "state": job.state,
+        "actor": job.actor.get_username() if job.actor else None,
+        "attempts": job.attempts,
+        "error": job.error,
+        "created_at": _iso(job.created_at),
+        "started_at": _iso(job.started_at),
+        "ended_at": _iso(job.ended_at),
+    }
+
+
+def _iso(moment: datetime | None) -> str | None:
+    return moment.isoformat() if moment else None
+
+
 def diff(actor: User, name: str, a: int, b: int) -> list[DiffRow]:
     """What differs from generation `a` to generation `b`."""
     require(actor)
@@ -673,6 +778,18 @@ def budgets(actor: User, key_ids: Sequence[str]) -> dict[str, tuple[int, int]]:
     )
     spent = {key_id: (day or 0, month or 0) for key_id, month, day in rows}
     return {key_id: spent.get(key_id, (0, 0)) for key_id in key_ids}
+
+
+def request(actor: User, request_id: str) -> UsageEvent:
+    """One finished request by its id (`x-request-id`): which generation answered it, and how."""
+    require(actor)
+    found = UsageEvent.objects.filter(pk=request_id).first()
+    if found is None:
+        raise NotFound(
+            f"there is no request {request_id} in the books",
+            remedy="one that has not ended, or ended just now, is not there yet",
+        )
+    return found
 
 
 def usage_events(

@@ -683,6 +683,29 @@ class UsageOut(Schema):
     duration_ms: int = Field(description="Sum; divide by `requests`.")
 
 
+class RequestOut(Schema):
+    """One finished request."""
+
+    id: str
+    at: datetime
+    key_id: str
+    deployment: str
+    generation: int
+    endpoint: str
+    status: int
+    outcome: str
+    streamed: bool
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    reasoning_tokens: int
+    exact: bool
+    queue_ms: int
+    ttft_ms: int
+    duration_ms: int
+    tokens_per_s_milli: int
+
+
 # --- what comes in
 
 SPEC_MAX = 256 * 1024

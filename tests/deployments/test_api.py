@@ -24,6 +24,7 @@ from deployments.models import (
     Generation,
     Role,
     Transition,
+    UsageEvent,
     User,
 )
 from mmadmin.core.lifecycle import GenerationState, JobState
@@ -44,6 +45,7 @@ class World:
     activation: int
     queued_activation: int
     browse: int
+    request: str
     token_id: str
 
 
@@ -90,6 +92,7 @@ def world(people: People) -> World:
         ended.pk,
         queued_activation.pk,
         actions.browse(people.bob, "owner/name").pk,
+        UsageEvent.objects.create(id="req-x", at=timezone.now(), generation=2, status=200).pk,
         token.token_id,
     )
 
@@ -120,6 +123,8 @@ ENDPOINTS: list[tuple[str, str, Any, int, Role]] = [
     ("GET", "/deployments/smol/history", None, 200, VIE),
     ("GET", "/deployments/smol/generations/2", None, 200, VIE),
     ("GET", "/deployments/smol/diff?a=1&b=2", None, 200, VIE),
+    ("GET", "/deployments/smol/export", None, 200, VIE),
+    ("GET", "/requests/{request}", None, 200, VIE),
     ("POST", "/deployments/smol/activate", {"number": 1, "reason": "x"}, 202, OPR),
     ("POST", "/deployments/smol/rollback", {"reason": "worse"}, 202, OPR),
     ("POST", "/deployments/smol/stop", {"reason": "x"}, 202, OPR),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -85,6 +86,7 @@ READS: list[tuple[str, int, Any]] = [
     ("deployment", 9, lambda p: queries.deployment(p.carol, "d0")),
     ("history", 6, lambda p: queries.history(p.carol, "d0")),
     ("generation", 5, lambda p: queries.generation(p.carol, "d0", 2)),
+    ("export_history", 8, lambda p: queries.export_history(p.carol, "d0")),
     ("diff", 2, lambda p: queries.diff(p.carol, "d0", 1, 2)),
     ("builds", 2, lambda p: [(b.deployment, b.generation) for b in queries.builds(p.carol).rows]),
     ("activations", 2, lambda p: [a.target.uid for a in queries.activations(p.carol).rows]),
@@ -211,3 +213,25 @@ def test_roles(people: People, host: Host) -> None:
     for read in (queries.hosts, queries.deployments_overview, queries.builds):
         with pytest.raises(Refused):
             read(people.charlie)
+
+
+def test_the_export_tells_everything(people: People, host: Host) -> None:
+    """Plain JSON: generations with files, changes and spans, activations, who and when."""
+    fill(people, host, 1, 2)
+    data = json.loads(json.dumps(queries.export_history(people.carol, "d0")))
+    first, second = data["generations"]
+    assert (first["number"], second["parent"], second["author"]) == (1, 1, "bob")
+    assert second["changes"] == [
+        {"section": "spec", "field": "serve.context", "before": "1024", "after": "2048"}
+    ]
+    assert first["spec_toml"].startswith('name = "d0"')
+    assert first["live_spans"][0][1] == (START + timedelta(hours=1, minutes=30)).isoformat()
+    assert [a["target"] for a in data["activations"]] == [1, 2]
+
+
+def test_a_request_names_its_generation(people: People, host: Host) -> None:
+    """By its id."""
+    fill(people, host, 1, 1)
+    assert queries.request(people.carol, "e0").deployment == "d0"
+    with pytest.raises(NotFound):
+        queries.request(people.carol, "none")
