@@ -36,16 +36,7 @@ def write(recipe: Recipe, vocabulary: Path, target: Path) -> None:
     """Write the model: the vocabulary's tokenizer, the recipe's dimensions, random weights."""
     reader = GGUFReader(vocabulary)
     writer = GGUFWriter(target, recipe.arch)
-    size = 0
-    for key, one in reader.fields.items():
-        if not key.startswith(TOKENIZER_PREFIX) or "pre_tokenizer" in key:
-            continue
-        kind = one.types[0]
-        value = one.contents()
-        if key == "tokenizer.ggml.tokens":
-            size = len(value)
-        sub = one.types[-1] if kind == GGUFValueType.ARRAY else None
-        writer.add_key_value(key, value, kind, sub_type=sub)
+    size = add_vocabulary(writer, reader)
     for key, value in recipe.metadata.items():
         add(writer, f"{recipe.arch}.{key}", value)
     random = np.random.default_rng(7)
@@ -55,6 +46,21 @@ def write(recipe: Recipe, vocabulary: Path, target: Path) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def add_vocabulary(writer: GGUFWriter, reader: GGUFReader) -> int:
+    """Copy a vocabulary's tokenizer; returns how many tokens it has."""
+    size = 0
+    for key, one in reader.fields.items():
+        if not key.startswith(TOKENIZER_PREFIX):
+            continue
+        kind = one.types[0]
+        value = one.contents()
+        if key == "tokenizer.ggml.tokens":
+            size = len(value)
+        sub = one.types[-1] if kind == GGUFValueType.ARRAY else None
+        writer.add_key_value(key, value, kind, sub_type=sub)
+    return size
 
 
 def add(writer: GGUFWriter, key: str, value: Any) -> None:

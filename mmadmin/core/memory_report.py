@@ -31,7 +31,7 @@ class Row:
     @property
     def error_permille(self) -> int:
         """Thousandths by which the prediction is above (+) or below (-) what was measured."""
-        return (self.predicted - self.measured) * 1000 // max(self.measured, 1)
+        return round(1000 * (self.predicted - self.measured) / max(self.measured, 1))
 
     def as_json(self) -> dict[str, Json]:
         """Plain data, for records and pages."""
