@@ -22,7 +22,6 @@ from mmadmin.core.errors import (
     InvalidInput,
     SourceMissing,
     StepFailed,
-    StoreCorrupt,
 )
 from mmadmin.core.recipe import (
     ChildLimits,
@@ -38,7 +37,7 @@ from mmadmin.host import compiler, index, process
 from mmadmin.host.download import Policy, Remote, copy_hashed, download
 from mmadmin.host.hub import Hub
 from mmadmin.host.process import Limits
-from mmadmin.host.sandbox import Sandbox, environment, level_from
+from mmadmin.host.sandbox import Level, Sandbox, environment, level_from
 
 STEP_LIMITS = Limits(time_s=24 * 3600, silence_s=2 * 3600, log_bytes=64 << 20)
 PACKAGE_ROOT = Path(__file__).resolve().parents[2]
@@ -72,7 +71,7 @@ class Staging(Protocol):
         ...
 
     def keep(self, path: Path, sha256: str) -> None:
-        """Move a fetched file into the store, whatever becomes of this attempt."""
+        """Link a fetched file into the store, whatever becomes of this attempt."""
         ...
 
 
@@ -136,7 +135,7 @@ class HostToolbox:
     config: HostConfig = field(kw_only=True)
     known: dict[str, str] = field(default_factory=dict, init=False)
     """Output files hashed while written or read: relative path → sha256."""
-    sandbox_level: str = field(default="", init=False)
+    sandbox_level: Level = field(default="none", init=False)
     _planned: int = field(default=0, init=False)
     """Bytes that were reserved: what all downloads of a fetch come to."""
     _fetched: int = field(default=0, init=False)
@@ -251,11 +250,6 @@ class HostToolbox:
             if to.stat().st_nlink == 1:
                 # Into the store at once: another file's failure must not cost this one.
                 self.staging.keep(to, sha256)
-                if not self.staging.take(sha256, size, to):
-                    raise StoreCorrupt(
-                        f"{to.name} vanished from the store when it had just come in",
-                        remedy="build again",
-                    )
         self._fetched += size
         self._show(0, 0)
         self.hashed(to, sha256)
@@ -287,8 +281,9 @@ class HostToolbox:
             raise Cancelled("the step was cancelled")
 
     def _sandbox(self, writable: Sequence[Path], visible: Sequence[Path] = ()) -> Sandbox:
-        level = level_from(self.config.sandbox)
-        return Sandbox(level, writable=writable, hidden=self.config.hidden, visible=visible)
+        return Sandbox(
+            self.sandbox_level, writable=writable, hidden=self.config.hidden, visible=visible
+        )
 
     def _remote(self, source: Source) -> Remote:
         if isinstance(source, HubSource):
