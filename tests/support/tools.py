@@ -47,7 +47,7 @@ class BareStaging:
 
     def keep(self, path: Path, sha256: str) -> None:
         blob = self.folder / f"blob-{sha256}"
-        path.rename(blob)
+        blob.hardlink_to(path)
         self.blobs[sha256] = blob
 
 

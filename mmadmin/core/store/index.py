@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +20,10 @@ from mmadmin.core.errors import DiskFull, StoreCorrupt
 SCHEMA_VERSION = 1
 BUSY_TIMEOUT_S = 60
 SYNCHRONOUS = "FULL"
+WAL_RETRY_S = 0.02
+
+_of_parents: list[sqlite3.Connection] = []
+"""Connections that a fork copied: never used, and never closed, in the child (SQLite's rule)."""
 
 SCHEMA = """
 CREATE TABLE object (
@@ -120,16 +125,31 @@ class Index:
 
     def _connection(self) -> sqlite3.Connection:
         connection: sqlite3.Connection | None = getattr(self._local, "connection", None)
-        if connection is not None and self._local.pid == os.getpid():
-            return connection
+        if connection is not None:
+            if self._local.pid == os.getpid():
+                return connection
+            _of_parents.append(connection)
         connection = sqlite3.connect(
             self._path, timeout=BUSY_TIMEOUT_S, isolation_level=None, cached_statements=256
         )
-        connection.execute("PRAGMA journal_mode=WAL")
+        self._to_wal(connection)
         connection.execute(f"PRAGMA synchronous={SYNCHRONOUS}")
         self._local.connection = connection
         self._local.pid = os.getpid()
         return connection
+
+    def _to_wal(self, connection: sqlite3.Connection) -> None:
+        """Switch to WAL; while another process does so, SQLite refuses instead of waiting."""
+        give_up_at = time.monotonic() + BUSY_TIMEOUT_S
+        while True:
+            try:
+                connection.execute("PRAGMA journal_mode=WAL")
+            except sqlite3.OperationalError as error:
+                if "locked" not in str(error) or time.monotonic() > give_up_at:
+                    raise
+                time.sleep(WAL_RETRY_S)
+            else:
+                return
 
     @contextmanager
     def _mapped(self) -> Iterator[None]:

@@ -188,11 +188,12 @@ class Staging:
         return True
 
     def keep(self, path: Path, sha256: str) -> None:
-        """Move a fetched file into the store now: it outlives this attempt, whatever becomes of it.
+        """Take a fetched file into the store now: it outlives this attempt, whatever becomes of it.
 
-        Take it back with `take`.
+        It stays where it is, too, from now on shared with the store: it must not be written to.
         """
-        self._store.keep_blob(path, sha256)
+        self._store.keep_blob(path, sha256, stay=True)
+        self.hashed(path, sha256)
 
     def close(self) -> None:
         """Give back what was promised."""
@@ -459,18 +460,23 @@ class Store:
         staging.hashed(target, sha256)
         return sha256
 
-    def keep_blob(self, path: Path, sha256: str, *, executable: bool = False) -> None:
-        """Move a file's bytes into the store under their true digest, for whoever wants them."""
+    def keep_blob(
+        self, path: Path, sha256: str, *, executable: bool = False, stay: bool = False
+    ) -> None:
+        """Move a file's bytes into the store under their true digest, for whoever wants them.
+
+        With `stay` the file is linked instead, so that no collection can come in between.
+        """
         path.chmod(0o555 if executable else 0o444)
         _stamp(path)
         fsync_path(path)
         with file_lock(self.layout.lock("gc"), shared=True):
             blob = self.layout.blob(sha256, executable=executable)
             blob.parent.mkdir(exist_ok=True)
-            if not blob.exists():
-                path.rename(blob)
+            with suppress(FileExistsError):
+                os.link(path, blob)
                 fsync_path(blob.parent)
-            else:
+            if not stay:
                 path.unlink()
 
     def assemble(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import resource
+import signal
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
@@ -344,6 +346,76 @@ def _only_into_objects(full: Callable[..., None], real: Callable[..., Path]) -> 
         return real(self, target)
 
     return rename
+
+
+def test_many_processes_may_make_the_store_at_once(tmp_path: Path) -> None:
+    """Opening an empty place is no race, and each can write at once."""
+    children = []
+    for number in range(8):
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            try:
+                add(Store(tmp_path / "new", floor_bytes=0), f"n{number}", {"f": b"x"})
+                status = 0
+            finally:
+                os._exit(status)
+        children.append(pid)
+    assert [os.waitpid(pid, 0)[1] for pid in children] == [0] * 8
+    made = Store(tmp_path / "new", floor_bytes=0)
+    assert len(made.names()) == 8
+    assert damage(made) == []
+
+
+def test_a_forked_child_has_its_own_connection(store: Store) -> None:
+    """What parent and child write is all there, in whatever order they end."""
+    add(store, "before", {"f": b"1"})
+
+    def work() -> None:
+        add(store, "child", {"f": b"2"})
+
+    assert in_child(work) == 0
+    add(store, "after", {"f": b"3"})
+    assert sorted(name[65:] for name in store.names()) == ["after", "before", "child"]
+    assert damage(store) == []
+
+
+def test_a_write_that_fails_half_way_leaves_nothing(store: Store, tmp_path: Path) -> None:
+    """A real limit of the file system's (RLIMIT_FSIZE) in the middle of a copy; then it works."""
+    (tmp_path / "big").write_bytes(b"x" * 5_000_000)
+
+    def limited() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2_000_000, 2_000_000))
+        with store.lease("t") as lease, store.staging(lease) as staging:
+            try:
+                store.ingest(tmp_path / "big", staging, "big")
+            except DiskFull:
+                left = list(staging.out.iterdir())
+                os._exit(0 if not left else 2)
+        os._exit(1)
+
+    assert in_child(limited) == 0
+    with store.lease("t") as lease, store.staging(lease) as staging:
+        store.ingest(tmp_path / "big", staging, "big")
+        store.seal(staging, "big")
+    assert damage(store) == []
+
+
+def test_what_is_kept_early_survives_a_failed_attempt(store: Store) -> None:
+    """A file of a download that then fails is in the store, and is never between two places."""
+    with store.lease("t") as lease:
+        with store.staging(lease) as staging:
+            (staging.out / "a").write_bytes(b"data")
+            staging.keep(staging.out / "a", sha(b"data"))
+            assert (staging.out / "a").samefile(store.blob_path(sha(b"data")))
+        with store.staging(lease) as staging:
+            assert staging.take(sha(b"data"), 4, staging.out / "sub/a")
+            assert not staging.take(sha(b"data"), 5, staging.out / "b")
+            assert not staging.take(sha(b"none"), 4, staging.out / "b")
+            found = store.seal(staging, "x")
+    assert (found.path / "sub/a").read_bytes() == b"data"
+    assert damage(store) == []
 
 
 def test_reading_a_store_as_another_user_needs_no_write(store: Store) -> None:
