@@ -6,6 +6,7 @@ from django.urls import path
 
 from deployments.views import (
     audit,
+    browsing,
     builds,
     deployments,
     editing,
@@ -27,6 +28,8 @@ urlpatterns = [
     path("events/", stream.stream, name="events"),
     path("deployments/new/", editing.new, name="new-deployment"),
     path("deployments/new/fields/", editing.fields, name="spec-fields"),
+    path("deployments/new/browse/", browsing.look, name="look"),
+    path("deployments/new/browse/<int:browse_id>/", browsing.browse, name="browse"),
     path("deployments/<str:name>/", deployments.deployment, name="deployment"),
     path("deployments/<str:name>/edit/", editing.new, name="edit-deployment"),
     path("deployments/<str:name>/compare/", deployments.compare, name="compare"),

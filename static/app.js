@@ -95,6 +95,13 @@
   });
   sheet?.addEventListener("click", (event) => { if (event.target === sheet) sheet.close(); });
 
+  /* what the person ticked or opened stays so when a fragment is refreshed under it */
+  document.addEventListener("DOMContentLoaded", () => {
+    if (!window.Idiomorph) return;
+    Idiomorph.defaults.callbacks.beforeAttributeUpdated = (name, node) =>
+      !((name === "checked" && node.dataset.pick !== undefined) || (name === "open" && node.tagName === "DETAILS"));
+  });
+
   /* a form is sent once */
   document.addEventListener("submit", (event) => {
     const form = event.target;

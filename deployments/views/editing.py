@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tomlkit
 from django.http import HttpRequest, HttpResponse
@@ -55,7 +56,7 @@ def new(request: HttpRequest, name: str = "") -> HttpResponse:
                 blame(form, error)
         return _editor(request, form, row, status=422)
     chosen = next((e for e in catalog() if e.slug == request.GET.get("from")), None)
-    text = chosen.text if chosen else ""
+    text = chosen.text if chosen else _from_hub(request)
     if row is not None:
         generation = row.live or row.newest
         number = request.GET.get("generation", "")
@@ -63,6 +64,27 @@ def new(request: HttpRequest, name: str = "") -> HttpResponse:
             generation = queries.generation(me, name, int(number)).generation
         text = generation.spec_toml if generation else ""
     return _editor(request, Deploy(initial={"spec_toml": text}), row, chosen=chosen)
+
+
+def _from_hub(request: HttpRequest) -> str:
+    """A first file for a set that was chosen from a hub repository; empty when none was."""
+    repo, quant = request.GET.get("repo", ""), request.GET.get("quant", "")
+    if not repo:
+        return ""
+    name = re.sub(r"[^a-z0-9.]+", "-", repo.rpartition("/")[2].lower().removesuffix("-gguf"))
+    document = tomlkit.document()
+    document["name"] = name.strip("-.") or "model"
+    document["model"] = {
+        "source": "hub",
+        "repo": repo,
+        "revision": request.GET.get("commit") or "main",
+        **({"quant": quant} if quant else {}),
+    }
+    engine: dict[str, Any] = next((tomlkit.parse(e.text).unwrap()["engine"] for e in catalog()), {})
+    document["engine"] = {**engine, "backend": "auto"}
+    document["engine"].pop("cuda_architectures", None)
+    document["serve"] = {"context": 32768, "slots": 1, "gpu_layers": 99, "jinja": True}
+    return tomlkit.dumps(document)
 
 
 @require_POST

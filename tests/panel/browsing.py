@@ -62,7 +62,7 @@ def visit(browser: Browser, url: str, name: str | None, *, width: int = 1440) ->
         if name is not None:
             login(page, name)
         yield page
-        assert not complaints
+        assert not complaints, "\n".join(complaints)
     finally:
         context.close()
 

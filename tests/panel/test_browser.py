@@ -191,12 +191,12 @@ def test_form_and_file_follow_each_other(site: Panel, browser: Browser) -> None:
         file = page.get_by_label("Deployment file")
         page.get_by_label("Context").fill("2048")
         expect(file).to_have_value(re.compile(r"context = 2048"))
-        page.get_by_label("Slots").fill("many")
+        page.get_by_label("Slots", exact=True).fill("many")
         row = page.locator('[data-row="serve.slots"]')
         expect(row.locator(".wrong")).to_contain_text("whole number")
         text = file.input_value()
         file.fill(text.replace('slots = "many"', "slots = 3"))
-        expect(page.get_by_label("Slots")).to_have_value("3")
+        expect(page.get_by_label("Slots", exact=True)).to_have_value("3")
         expect(page.get_by_text("The file is well-formed")).to_be_visible()
 
 

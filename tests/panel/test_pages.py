@@ -12,6 +12,7 @@ from django.test.utils import CaptureQueriesContext
 from deployments.models import (
     Activation,
     AuditEvent,
+    Browse,
     Build,
     ClientKey,
     Deployment,
@@ -19,6 +20,7 @@ from deployments.models import (
     Host,
     User,
 )
+from mmadmin.core.spec import parse_spec
 from tests.panel import seed
 
 NAME = "mistral-medium-3.5"
@@ -498,3 +500,58 @@ def test_form_and_file_follow_each_other(operator: Client) -> None:
         {"spec_toml": text.replace("slots = 2", 'slots = "x"'), "direction": "file"},
     )
     assert 'data-field="serve.slots"' in answer.content.decode()
+
+
+OFFERS = {
+    "repo": "unsloth/Some-Model-GGUF",
+    "commit": "c386bbc4cd613e30d8f16adf91b7584a2265b1f5",
+    "licence": "apache-2.0",
+    "gated": False,
+    "notes": [],
+    "sets": [{"name": "broken-Q2_K", "kind": "model", "quant": "Q2_K", "missing": [2]}],
+    "offers": [
+        {
+            "quant": "Q4_K_M",
+            "name": "Some-Model-Q4_K_M",
+            "files": ["a-00001-of-00002.gguf", "a-00002-of-00002.gguf"],
+            "size_bytes": 71 * 2**30,
+            "context_train": 131072,
+            "exact": True,
+            "fit": [
+                {
+                    "host": "v100-box",
+                    "ok": True,
+                    "devices": [0, 1],
+                    "per_device_bytes": [20 * 2**30, 21 * 2**30],
+                    "words": "fits on 2 GPUs",
+                },
+                {"host": "local", "ok": False, "devices": [], "words": "local: 47 GiB too large"},
+            ],
+        }
+    ],
+}
+
+
+def test_a_hub_repository_is_looked_at(operator: Client) -> None:
+    """Sets with size and fit; choosing one leads to a file that parses."""
+    answer = operator.post("/deployments/new/browse/", {"repo": "unsloth/Some-Model-GGUF"})
+    job = Browse.objects.get()
+    assert answer["Location"] == f"/deployments/new/browse/{job.pk}/"
+    assert "Reading the listing" in operator.get(answer["Location"]).content.decode()
+    Browse.objects.filter(pk=job.pk).update(state="succeeded", result=OFFERS)
+    html = operator.get(answer["Location"]).content.decode()
+    assert "fits on 2 GPUs" in html
+    assert "47 GiB too large" in html
+    assert "broken-Q2_K" in html
+    chosen = re.search(r'href="(/deployments/new/\?repo=[^"]+)"', html)
+    assert chosen is not None
+    page = operator.get(chosen[1].replace("&amp;", "&"))
+    spec = parse_spec(page.context["form"]["spec_toml"].value())
+    assert (spec.name, spec.model.quant) == ("some-model", "Q4_K_M")
+    assert spec.model.revision == OFFERS["commit"]
+
+
+def test_nonsense_is_no_repository(operator: Client) -> None:
+    """The words come back to the page of a new deployment."""
+    answer = operator.post("/deployments/new/browse/", {"repo": "not a repo"}, follow=True)
+    assert "is not a repository" in answer.content.decode()

@@ -1,0 +1,67 @@
+"""Looking at a hub repository: its sets with sizes and licence, and whether each fits, per host."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import urlencode
+
+from django.contrib import messages
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect
+from django.urls import reverse
+from django.views.decorators.http import require_POST
+
+from deployments import actions, queries
+from deployments.views.page import in_words, operator, page, show
+from mmadmin.core.errors import MmError
+
+
+@require_POST
+@page
+def look(request: HttpRequest) -> HttpResponse:
+    """Ask a worker to look, and go to where the answer appears."""
+    me = operator(request)
+    try:
+        job = actions.browse(
+            me, request.POST.get("repo", ""), revision=request.POST.get("revision") or "main"
+        )
+    except MmError as error:
+        messages.error(request, in_words(error))
+        return redirect("new-deployment")
+    return redirect("browse", browse_id=job.pk)
+
+
+@page
+def browse(request: HttpRequest, browse_id: int) -> HttpResponse:
+    """What the worker found."""
+    it = queries.browse(operator(request), browse_id)
+    found: dict[str, Any] = it.result or {}
+    context = {
+        "nav": "overview",
+        "it": it,
+        "active": it.state in {"queued", "running"},
+        "found": found,
+        "offers": [_offer(found, offer) for offer in found.get("offers", [])],
+        "broken": [s for s in found.get("sets", []) if s.get("missing")],
+    }
+    return show(request, "editing/browse.html", context, parts={"found": "editing/_found.html"})
+
+
+def _offer(found: dict[str, Any], offer: dict[str, Any]) -> dict[str, Any]:
+    """An offer with the best answer of each host, and where its button leads."""
+    best: dict[str, dict[str, Any]] = {}
+    for answer in offer.get("fit", []):
+        known = best.get(answer["host"])
+        if known is None or (answer["ok"] and not known["ok"]):
+            best[answer["host"]] = answer
+    choice = {
+        "repo": found.get("repo", ""),
+        "commit": found.get("commit", ""),
+        "quant": offer.get("quant", ""),
+    }
+    return {
+        **offer,
+        "hosts": list(best.values()),
+        "fits": any(answer["ok"] for answer in best.values()),
+        "href": f"{reverse('new-deployment')}?{urlencode(choice)}",
+    }
