@@ -27,6 +27,7 @@ from mmadmin.core.errors import (
     Unauthorized,
 )
 from mmadmin.host.download import Policy, Remote, copy_hashed, download, retry_after
+from tests.support.disks import needs_root, small_disk
 from tests.support.hub import (
     Handler,
     LocalHub,
@@ -388,16 +389,14 @@ def test_an_address_that_leads_nowhere_is_said_at_once(hub: LocalHub, tmp_path: 
             fetch(hub, tmp_path, remote=Remote(url, "file.bin"))
 
 
+@needs_root
 def test_a_full_disk_is_said_before_the_transfer(hub: LocalHub, tmp_path: Path) -> None:
     """Room for the whole file is claimed first; nothing is transferred without it."""
-    full = tmp_path / "full"
-    full.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "none", str(full)], check=True)
-    try:
-        with pytest.raises(DiskFull, match=f"need {len(DATA)} bytes"):
-            fetch(hub, full)
-    finally:
-        subprocess.run(["umount", str(full)], check=True)
+    with (
+        small_disk(tmp_path / "full", "256k") as full,
+        pytest.raises(DiskFull, match=f"need {len(DATA)} bytes"),
+    ):
+        fetch(hub, full)
     assert hub.sent == 0
 
 

@@ -18,6 +18,7 @@ from mmadmin.core.errors import Cancelled, DiskFull, InvalidInput, StepFailed
 from mmadmin.host import process
 from mmadmin.host.process import Limits
 from mmadmin.host.sandbox import LEVELS, Level, Sandbox, environment, level_from, level_here
+from tests.support.disks import needs_root, small_disk
 
 GONE_WITHIN_S = 5.0
 
@@ -299,26 +300,15 @@ def test_kernel_limits_reach_the_program(tmp_path: Path) -> None:
     assert lines == ["refused"]
 
 
+@needs_root
 def test_a_full_disk_is_told_from_other_failures(tmp_path: Path) -> None:
     """No room left where the program writes is `DiskFull`, whatever its exit code was."""
-    full = tmp_path / "full"
-    full.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "none", str(full)], check=True)
-    try:
-        with pytest.raises(DiskFull, match="disk full while dd") as caught:
-            run(
-                *(
-                    "bubblewrap",
-                    full,
-                    "sh",
-                    "-c",
-                    "dd if=/dev/zero of=big bs=64k 2>/dev/null; exit 134",
-                ),
-                may_fill=[full],
-                name="dd",
-            )
-    finally:
-        subprocess.run(["umount", str(full)], check=True)
+    script = "dd if=/dev/zero of=big bs=64k 2>/dev/null; exit 134"
+    with (
+        small_disk(tmp_path / "full", "256k") as full,
+        pytest.raises(DiskFull, match="disk full while dd") as caught,
+    ):
+        run("bubblewrap", full, "sh", "-c", script, may_fill=[full], name="dd")
     assert caught.value.details["have_bytes"] == 0
 
 

@@ -25,6 +25,7 @@ from mmadmin.core.recipe import Json
 from mmadmin.core.recipes.merge import RECIPE
 from mmadmin.core.shards import read_set
 from mmadmin.core.store import Store
+from tests.support.disks import needs_root, small_disk
 from tests.support.engine import EngineStore, toolbox_for
 from tests.support.models import LFS_POINTER, cut, make_shards
 from tests.support.tools import Attempt, attempt
@@ -271,19 +272,15 @@ def test_an_engine_without_the_tool_is_said(tmp_path: Path) -> None:
     )
 
 
+@needs_root
 @pytest.mark.engine
 def test_a_full_disk_is_clean_and_a_retry_works(tmp_path: Path, engine_store: EngineStore) -> None:
     """The tool dies with SIGABRT on ENOSPC: we say disk full, the shards stay, a retry is whole."""
     shards = make_shards(tmp_path / "shards", width=20_000)
     before = [path.read_bytes() for path in shards]
-    small = tmp_path / "small"
-    small.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1500k", "none", str(small)], check=True)
     inputs = {"shards": tmp_path / "shards", "engine": engine_store.path("engine")}
-    try:
+    with small_disk(tmp_path / "small", "1500k") as small:
         refused(attempt(small / "work"), DiskFull, "disk full while llama-gguf-split", **inputs)
-    finally:
-        subprocess.run(["umount", str(small)], check=True)
     assert [path.read_bytes() for path in shards] == before
     assert (attempt(tmp_path / "work").build(RECIPE, PARAMS, **inputs) / "m.gguf").is_file()
 
