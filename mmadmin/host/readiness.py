@@ -37,6 +37,14 @@ UNSEEN_LOOKS = 20
 CONTEXT_GRAIN = 256
 """The server rounds contexts up to a multiple of this."""
 _OK, _UNAUTHORIZED, _LOADING = 200, 401, 503
+SIGNALS: Mapping[str, str] = {
+    "SIGILL": "the program uses instructions that this CPU does not have",
+    "SIGKILL": "killed from outside, often by the kernel for lack of memory",
+    "SIGSEGV": "it crashed",
+    "SIGBUS": "it crashed, often on a file that shrank or a full disk",
+    "SIGABRT": "it gave up by itself",
+}
+"""What a signal that ends an engine usually means."""
 _PROMPT = "The sun rises in the"
 
 
@@ -203,12 +211,19 @@ class _Watch:
 
     def _check_process(self, found: ProgramStatus) -> None:
         if found.pid is None or found.state not in ("STARTING", "RUNNING"):
-            code = f" with exit code {found.exit_status}" if found.exit_status else ""
-            raise self.failed("process", f"it ended{code} while it was loading")
+            raise self.failed("process", f"it ended{self._how(found)} while it was loading")
         if self.pid == 0:
             self.pid, self.started = found.pid, _start_time(found.pid)
         elif found.pid != self.pid:
             raise self.failed("process", "it ended while it was loading and was started again")
+
+    def _how(self, found: ProgramStatus) -> str:
+        """With which exit code or signal, and what that usually means."""
+        signal = self._supervisor.last_signal(self._uid)
+        if signal:
+            meaning = SIGNALS.get(signal)
+            return f" by {signal} ({meaning})" if meaning else f" by {signal}"
+        return f" with exit code {found.exit_status}" if found.exit_status else ""
 
     def owns(self, launch: LaunchSpec) -> bool:
         """True when the engine's own process listens on its port, and is still the same one."""

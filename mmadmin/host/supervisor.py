@@ -36,6 +36,7 @@ RPC_TIMEOUT_S = 30.0
 START_DEADLINE_S = 20.0
 LOG_BYTES = 10 * 1024 * 1024
 LOG_BACKUPS = 3
+LOG_TAIL_BYTES = 64 * 1024
 STOP_DEADLINE_S = 300.0
 EXEC_S = 2.0
 POLL_S = 0.1
@@ -272,6 +273,20 @@ class Supervisor:
                 return None
             raise
         return _status(cast("dict[str, Any]", row))
+
+    def last_signal(self, name: str) -> str:
+        """The signal that ended a program last, as `SIGKILL`; empty = it ended by itself.
+
+        supervisord tells a signal in its log alone.
+        """
+        try:
+            with (self.home.logs / "supervisord.log").open("rb") as file:
+                file.seek(max(file.seek(0, os.SEEK_END) - LOG_TAIL_BYTES, 0))
+                text = file.read().decode("utf-8", errors="replace")
+        except FileNotFoundError:
+            return ""
+        endings = re.findall(rf"exited: {re.escape(name)} \((.*?);", text)
+        return endings[-1].rpartition(" ")[2] if endings and "SIG" in endings[-1] else ""
 
     def pid(self, name: str) -> int | None:
         """The pid of a program that runs."""

@@ -143,6 +143,8 @@ def main() -> None:
         code = "import signal,time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(3600)"
         child = subprocess.Popen([sys.executable, "-c", code])
         say(f"child {child.pid}")
+    if plan.get("kill"):
+        os.kill(os.getpid(), signal.Signals[plan["kill"]])
     if plan.get("exit_s") is not None:
         time.sleep(plan["exit_s"])
         say("error: cannot find tokenizer merges in model file")

@@ -216,6 +216,8 @@ def test_another_process_on_the_port_fails_the_probe_at_once(home, uid, port):
     ("plan", "failed"),
     [
         ({"exit_s": 0.3}, ("process", "cannot find tokenizer merges")),
+        ({"kill": "SIGILL"}, ("process", "by SIGILL (the program uses instructions that this CPU")),
+        ({"kill": "SIGKILL"}, ("process", "for lack of memory")),
         ({"load_s": 60}, ("ready", "not ready in time: loading the model")),
         ({"open": True}, ("secret", "instead of 401")),
         ({"serve_alias": "other"}, ("identity", "it serves other, not model")),
