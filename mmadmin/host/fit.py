@@ -14,9 +14,10 @@ from typing import cast
 import psutil
 
 from mmadmin.core.engine import Needs, Options, System
-from mmadmin.core.errors import InvalidSpec, NotFound
+from mmadmin.core.errors import DoesNotFit, InvalidSpec, NotFound
 from mmadmin.core.facts import HostFacts
 from mmadmin.core.gguf_file import TENSOR_TYPES, read_header
+from mmadmin.core.lock import Lock
 from mmadmin.core.memory import Calibration, Prediction, RunShape, device_of, predict
 from mmadmin.core.memory_report import compare_buffers, compare_devices
 from mmadmin.core.model_shape import ModelShape, shape_of_headers
@@ -24,6 +25,7 @@ from mmadmin.core.placement import (
     Answer,
     Beside,
     HostView,
+    Refusal,
     Running,
     Wanted,
     case_of,
@@ -32,7 +34,7 @@ from mmadmin.core.placement import (
     resident_bytes,
 )
 from mmadmin.core.quants import GgufSet, RepoFile, group, select
-from mmadmin.core.recipe import Json
+from mmadmin.core.recipe import HubSource, Json, PathSource
 from mmadmin.core.rules import version_of
 from mmadmin.core.spec import Spec
 from mmadmin.host.hub import Hub
@@ -118,6 +120,77 @@ def wanted_of(
     version = version_of(spec.engine.package.partition("==")[2])
     case = case_of(spec.engine.kind, shape, run, engine_version=version)
     return Wanted(shape, run, case, dict(overruled or {}))
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """What is known before the download of a deployment's model."""
+
+    words: tuple[str, ...]
+    """Sentences for the build's log."""
+    answer: list[dict[str, Json]]
+    """Rows as `answer_as_json`."""
+
+
+def before_download(
+    spec: Spec,
+    lock: Lock,
+    host: HostView,
+    hub: Hub | None = None,
+    *,
+    overruled: Mapping[str, str] | None = None,
+) -> Forecast | None:
+    """Judge a locked deployment before its model is fetched. Blocking; a few megabytes.
+
+    Reads the headers of the locked files at their commit. None when the model comes from where a
+    header cannot be read alone (a package, an address). Raises `DoesNotFit` when a rule refuses,
+    or when a GPU's whole memory is less than its share; being short only of what is free now is
+    no refusal, since deployments come and go.
+    """
+    shape = _locked_shape(spec, lock, hub or Hub.from_env())
+    if shape is None:
+        return None
+    answer = place(wanted_of(spec, shape, overruled=overruled), [host])
+    rows = answer_as_json(answer)
+    words = [str(row["words"]) for row in rows]
+    for refusal in answer.refusals:
+        _refuse_for_good(refusal, host.facts)
+        if refusal.remedy:
+            words.append(f"what would fit: {refusal.remedy}")
+    for candidate in answer.candidates:
+        words += [f"warning: {finding.words} ({finding.remedy})" for finding in candidate.warnings]
+    return Forecast(tuple(words), rows)
+
+
+def _refuse_for_good(refusal: Refusal, facts: HostFacts) -> None:
+    ruled = [finding for finding in refusal.findings if finding.severity == "refuse"]
+    total = sum(gpu.memory_total_bytes for gpu in facts.gpus)
+    if refusal.prediction is not None and not facts.gpus:
+        total, needs = facts.memory_total_bytes, resident_bytes(refusal.prediction)
+    else:
+        needs = sum(refusal.prediction.per_device) if refusal.prediction else 0
+    if ruled or refusal.prediction is None or needs > total:
+        raise DoesNotFit(
+            f"{refusal.host}: {refusal.reason}",
+            remedy=refusal.remedy,
+            rules=[finding.rule for finding in ruled],
+        )
+
+
+def _locked_shape(spec: Spec, lock: Lock, hub: Hub) -> ModelShape | None:
+    sources = [file.source for file in lock.model]
+    if all(isinstance(source, PathSource) for source in sources):
+        first = cast("PathSource", sources[0])
+        return _requantized(shape_of_model(Path(first.path)), spec.model.quantize)
+    if not all(isinstance(source, HubSource) for source in sources):
+        return None
+    first_hub = cast("HubSource", sources[0])
+    files = [
+        RepoFile(cast("HubSource", file.source).path, file.size, file.sha256) for file in lock.model
+    ]
+    chosen = select(files, None)
+    glimpse = read_shape(hub, first_hub.repo, first_hub.revision, chosen)
+    return _requantized(glimpse.shape, spec.model.quantize)
 
 
 def offers(

@@ -11,15 +11,19 @@ import pytest
 
 from mmadmin.core.described_host import described_host
 from mmadmin.core.engine import System
-from mmadmin.core.errors import InvalidSpec, NotFound
+from mmadmin.core.errors import DoesNotFit, InvalidSpec, NotFound
 from mmadmin.core.facts import GpuFacts, GpuProcess
+from mmadmin.core.lock import Lock, LockedFile
 from mmadmin.core.memory import RunShape, predict
 from mmadmin.core.placement import HostView, place
+from mmadmin.core.quants import select
+from mmadmin.core.recipe import HubSource, IndexSource, PathSource
 from mmadmin.core.spec import parse_spec
 from mmadmin.host.download import Policy
 from mmadmin.host.facts import host_facts
 from mmadmin.host.fit import (
     answer_as_json,
+    before_download,
     beside,
     look,
     offers,
@@ -72,6 +76,37 @@ def test_the_catalog_deployment_on_a_laptop(local: LocalHub) -> None:
     rows = answer_as_json(answer)
     assert [row["ok"] for row in rows] == [True, False]
     assert "main memory" in str(rows[1]["words"])
+
+
+def test_a_locked_deployment_is_judged_before_its_download(local: LocalHub) -> None:
+    """The four V100s take it; one T4 and CUDA 13 refuse; a full card is only a word in the log."""
+    spec = parse_spec(_hub_spec("Q4_K_M"))
+    seen = look(spec, hub_of(local))
+    assert seen.listing is not None
+    chosen = select(seen.listing.files, "Q4_K_M").files[0]
+    source = HubSource(seen.listing.repo, seen.listing.commit, chosen.path)
+    locked = LockedFile(chosen.path, chosen.sha256 or "", chosen.size_bytes, source)
+    engine = LockedFile("e.tar.gz", "0" * 64, 1, PathSource("/nonexistent/e.tar.gz"))
+    lock = Lock(model=(locked,), engine=engine)
+    fine = before_download(spec, lock, V100S, hub_of(local))
+    assert fine is not None
+    assert fine.words == ("v100x4: fits on GPU 0, 1, 2, 3",)
+    facts = V100S.facts
+    full = replace(facts, gpus=tuple(replace(gpu, memory_free_bytes=1 << 30) for gpu in facts.gpus))
+    busy = before_download(spec, lock, HostView("full", full), hub_of(local))
+    assert busy is not None
+    assert "could have 1.0 GiB" in busy.words[0]
+    with pytest.raises(DoesNotFit) as caught:
+        before_download(spec, lock, HostView("new", replace(facts, cuda="13.0")), hub_of(local))
+    assert caught.value.details["rules"] == ["cuda13-has-no-volta"]
+    t4 = HostView("t4", described_host(HOSTS, "t4"))
+    with pytest.raises(DoesNotFit, match="tensor split wants 4"):
+        before_download(spec, lock, t4, hub_of(local))
+    bare = replace(spec, serve={"context": 65536})
+    with pytest.raises(DoesNotFit, match="GPU 0 needs"):
+        before_download(bare, lock, t4, hub_of(local))
+    package = replace(lock, model=(replace(locked, source=IndexSource("a", "1", "a.whl")),))
+    assert before_download(spec, package, V100S, hub_of(local)) is None
 
 
 def test_offers_say_what_fits_for_every_quant(local: LocalHub) -> None:
