@@ -6,6 +6,9 @@ answers themselves are made in the core (`memory`, `rules`, `placement`).
 
 from __future__ import annotations
 
+import json
+import logging
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,9 +20,10 @@ from mmadmin.core.engine import Needs, Options, System
 from mmadmin.core.errors import DoesNotFit, InvalidSpec, NotFound
 from mmadmin.core.facts import HostFacts
 from mmadmin.core.gguf_file import TENSOR_TYPES, read_header
+from mmadmin.core.home import Home
 from mmadmin.core.lock import Lock
 from mmadmin.core.memory import Calibration, Prediction, RunShape, device_of, predict
-from mmadmin.core.memory_report import compare_buffers, compare_devices
+from mmadmin.core.memory_report import compare_buffers, compare_devices, learn
 from mmadmin.core.model_shape import ModelShape, shape_of_headers
 from mmadmin.core.placement import (
     Answer,
@@ -42,6 +46,7 @@ from mmadmin.host.hub_browser import Listing, browse, read_shape
 
 DEFAULT_CONTEXT = 32768
 """Tokens a request, where nobody has said what is wanted."""
+log_damage = logging.getLogger(__name__)
 BLOCKS: Mapping[str, tuple[int, int]] = {name: (n, size) for name, n, size in TENSOR_TYPES.values()}
 
 
@@ -332,9 +337,19 @@ def beside(
 
 
 def report(
-    prediction: Prediction, facts: HostFacts, devices: Sequence[int], pid: int, log: Sequence[str]
+    prediction: Prediction,
+    facts: HostFacts,
+    devices: Sequence[int],
+    pid: int,
+    log: Sequence[str],
+    *,
+    home: Home | None = None,
 ) -> list[dict[str, Json]]:
-    """Predicted beside measured, for the record of an activation."""
+    """Predicted beside measured, for the record of an activation.
+
+    With `home` the installation learns from it: what the CUDA runtime takes is kept for the next
+    prediction (`calibration_of`).
+    """
     held = {
         position: size
         for position, index in enumerate(devices)
@@ -342,8 +357,38 @@ def report(
         if gpu.index == index
         and (size := sum(p.memory_bytes for p in gpu.processes if p.pid == pid))
     }
+    if home is not None and held:
+        by_index = {gpu.index: gpu for gpu in facts.gpus}
+        seats = [device_of(by_index[index]) for index in devices]
+        _keep_calibration(home, learn(calibration_of(home), prediction, held, seats))
     rows = [*compare_devices(prediction, held), *compare_buffers(prediction, log)]
     return [row.as_json() for row in rows]
+
+
+def calibration_of(home: Home) -> Calibration:
+    """What this host has shown so far; empty at first, and when the file is damaged."""
+    try:
+        data = json.loads(_calibration_file(home).read_text(encoding="utf-8"))
+        return Calibration({int(key): int(value) for key, value in data["context_bytes"].items()})
+    except FileNotFoundError:
+        return Calibration()
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        log_damage.warning("%s is not read: %s", _calibration_file(home), error)
+        return Calibration()
+
+
+def _keep_calibration(home: Home, known: Calibration) -> None:
+    path = _calibration_file(home)
+    fresh = path.with_suffix(f".{os.getpid()}.new")
+    fresh.write_text(
+        json.dumps({"context_bytes": {str(k): v for k, v in known.context_bytes.items()}}),
+        encoding="utf-8",
+    )
+    fresh.replace(path)
+
+
+def _calibration_file(home: Home) -> Path:
+    return home.root / "calibration.json"
 
 
 # -- shapes of files that are not there yet

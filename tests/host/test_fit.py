@@ -13,8 +13,9 @@ from mmadmin.core.described_host import described_host
 from mmadmin.core.engine import System
 from mmadmin.core.errors import DoesNotFit, InvalidSpec, NotFound
 from mmadmin.core.facts import GpuFacts, GpuProcess
+from mmadmin.core.home import Home
 from mmadmin.core.lock import Lock, LockedFile
-from mmadmin.core.memory import RunShape, predict
+from mmadmin.core.memory import Calibration, RunShape, predict
 from mmadmin.core.placement import HostView, place
 from mmadmin.core.quants import select
 from mmadmin.core.recipe import HubSource, IndexSource, PathSource
@@ -25,6 +26,7 @@ from mmadmin.host.fit import (
     answer_as_json,
     before_download,
     beside,
+    calibration_of,
     look,
     offers,
     predict_system,
@@ -200,6 +202,15 @@ def test_a_built_system_beside_or_in_place_of_what_runs(tmp_path: Path) -> None:
     rows = report(made, busy, cards, os.getpid(), ["x:  CUDA0 KV buffer size =  5888.00 MiB"])
     assert [row["part"] for row in rows] == ["GPU 0", "GPU 1", "GPU 2", "GPU 3", "GPU 0 cache"]
     assert rows[4]["error_permille"] == 0
+    home = Home(tmp_path)
+    assert calibration_of(home) == Calibration()
+    report(made, busy, cards, os.getpid(), [], home=home)
+    learned = calibration_of(home)
+    assert learned.context_bytes[70] > 0
+    again = predict_system(system, facts, cards, learned)
+    assert max(again.per_device) == 25 << 30 or min(again.per_device) > min(made.per_device)
+    (tmp_path / "calibration.json").write_text("not json")
+    assert calibration_of(home) == Calibration()
     with pytest.raises(NotFound, match="no GPU 7"):
         predict_system(system, facts, [7])
 
