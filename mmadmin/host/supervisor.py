@@ -427,7 +427,7 @@ strip_ansi = true
 supervisor.rpcinterface_factory = supervisor.rpcinterface:make_main_rpcinterface
 
 [include]
-files = {_escaped(str(self._services))}/*.conf {_escaped(str(self._engines))}/*.conf
+files = services/*.conf engines/*.conf
 """
         _write(self._config, text)
 
@@ -451,7 +451,8 @@ def program_section(spec: ProgramSpec) -> str:
         "killasgroup": "true" if spec.kill_group else "false",
         "priority": str(spec.priority),
         "redirect_stderr": "true",
-        "stdout_logfile": str(spec.log),
+        # Expanded twice by supervisord, unlike everything else.
+        "stdout_logfile": str(spec.log).replace("%", "%%"),
         "stdout_logfile_maxbytes": str(LOG_BYTES),
         "stdout_logfile_backups": str(LOG_BACKUPS),
         "umask": "077",

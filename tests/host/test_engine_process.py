@@ -392,7 +392,7 @@ def test_leftovers_are_named_when_they_are_ended(tmp_path):
 
 def test_launch_starts_changes_and_removes_services(tmp_path):
     """A second launch restarts what changed, ends what is no longer listed, and nothing else."""
-    home = Home(tmp_path)
+    home = Home(tmp_path / "my % home")
     supervisor = Supervisor(home)
     keep = ProgramSpec("keep", ["/bin/sleep", "60"], home.logs / "keep.log", {"A": 'x % "y" \\ ,;'})
     gone = ProgramSpec("gone", ["/bin/sleep", "60"], home.logs / "gone.log")
