@@ -101,6 +101,7 @@ class NoTools:
     jobs: int = 1
     lines: list[str] = field(default_factory=list)
     digests: dict[Path, str] = field(default_factory=dict)
+    reserved: int = 0
 
     def find(self, program: str) -> Path:
         raise InvalidDerivation(f"no {program} in this test")
@@ -131,7 +132,7 @@ class NoTools:
         raise InvalidDerivation(f"{source} in a test without downloads")
 
     def reserve(self, size_bytes: int) -> None:
-        """Promise nothing."""
+        self.reserved += size_bytes
 
     def hashed(self, path: Path, sha256: str) -> None:
         self.digests[path] = sha256

@@ -45,6 +45,8 @@ COMPILER_LINE = re.compile(r"The (C|CXX) compiler identification is (\S+) (\S+)"
 CUDA_LINE = re.compile(r"The CUDA compiler identification is NVIDIA (\d+\.\d+)")
 CUDA_13 = 13
 TURING = 75
+ROOM_BYTES = {"cpu": 1 << 30, "cuda": 6 << 30}
+"""What objects and programs of a build take at most, generously."""
 OURS = (
     "CMAKE_BUILD_TYPE",
     "BUILD_SHARED_LIBS",
@@ -224,6 +226,7 @@ class BuildEngine:
                 "the source tree has no CMakeLists.txt at its top",
                 remedy="unpack the folder that holds llama.cpp itself",
             )
+        tools.reserve(ROOM_BYTES[options.backend])
         build = tools.scratch / "build"
         build.mkdir()
         env = self._configure(options, source, build, tools)

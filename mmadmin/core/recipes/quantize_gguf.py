@@ -8,11 +8,13 @@ tokenizer). Same platform: the arithmetic is the CPU's.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from mmadmin.core.errors import InvalidModel
+from mmadmin.core.gguf_file import read_header
 from mmadmin.core.model_check import ask
 from mmadmin.core.recipe import Determinism, FixedFile, Json, Params, Recipe, Toolbox
 from mmadmin.core.recipe_params import (
@@ -35,6 +37,8 @@ TYPES = (
     *("IQ4_NL", "IQ3_M", "IQ3_S", "IQ3_XS", "IQ3_XXS", "TQ1_0", "TQ2_0", "MXFP4_MOE"),
 )
 """What llama-quantize makes without an importance matrix."""
+BITS = {"F32": 32, "F16": 16, "BF16": 16, "": 9}
+"""Bits a weight by the type's start; block types take at most those of Q8_0."""
 TENSOR_LINE = re.compile(r"\[\s*(\d+)/\s*(\d+)\]")
 SAME = ("architecture", "tensor_count", "layers", "context_length", "vocab_size", "arrays")
 
@@ -69,7 +73,7 @@ class QuantizeGguf:
         files = find_set(input_file(inputs, "model", text(params, "file", self.kind)))
         program = engine_program(inputs, PROGRAM)
         before = table(ask(files, tools)["report"], "report")
-        tools.reserve(sum(file.stat().st_size for file in files) * 2)
+        tools.reserve(_room(files, text(params, "type", self.kind)))
         scratch = tools.scratch / "quantized.gguf"
         argv = [str(program)]
         if flag(params, "requantize", self.kind, default=True):
@@ -84,6 +88,14 @@ class QuantizeGguf:
         after = table(ask([scratch], tools)["report"], "report")
         _compare(before, after)
         scratch.rename(at_path(out, text(params, "output", self.kind)))
+
+
+def _room(files: Sequence[Path], wanted: str) -> int:
+    """Bytes that the result may take: the largest block type of the kind, for every weight."""
+    headers = [read_header(file) for file in files]
+    weights = sum(math.prod(tensor.shape) for header in headers for tensor in header.tensors)
+    bits = next(bits for start, bits in BITS.items() if wanted.startswith(start))
+    return weights * bits // 8 + sum(header.header_size for header in headers)
 
 
 def _compare(before: Mapping[str, Json], after: Mapping[str, Json]) -> None:

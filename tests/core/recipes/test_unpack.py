@@ -68,6 +68,17 @@ def tree(folder: Path) -> dict[str, bytes]:
     }
 
 
+def test_room_is_set_aside_before_anything_is_written(tmp_path: Path) -> None:
+    """Exactly what a zip's members take; several times its size for a tar."""
+    archive = zipped(tmp_path / "zip", model_dot_gguf=BIG, other=b"no")
+    _out, tools = build(tmp_path, archive, {"members": ["model.gguf"]})
+    assert tools.reserved == len(BIG)
+    packed = tar(tmp_path / "tar", ("a", b"1"))
+    (tmp_path / "again").mkdir()
+    _out, tools = build(tmp_path / "again", packed, {"subtree": ""})
+    assert tools.reserved >= (packed / "a.tar.gz").stat().st_size
+
+
 def test_members_come_flat_with_their_digests(tmp_path: Path) -> None:
     """Named members by base name; large ones are hashed on the way."""
     archive = zipped(tmp_path / "in", pkg__model_dot_gguf=BIG, pkg__other=b"no")
