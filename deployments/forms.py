@@ -224,6 +224,17 @@ class NewPassword(Described):
     )
 
 
+class FirstPassword(Described):
+    """A new password for somebody else."""
+
+    password = forms.CharField(
+        label="New password",
+        strip=False,
+        widget=forms.PasswordInput(attrs={"autocomplete": "new-password", "autofocus": True}),
+        help_text="At least 8 characters, and not a common one. Tell it to them on a safe way.",
+    )
+
+
 class NewToken(Described):
     """What a personal API token is for."""
 

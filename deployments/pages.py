@@ -81,6 +81,7 @@ urlpatterns = [
     path("people/", people.people, name="people"),
     path("people/new/", people.new, name="new-user"),
     path("people/<str:username>/role/", people.role, name="set-role"),
+    path("people/<str:username>/password/", people.password, name="set-password"),
     path("people/<str:username>/active/", people.active, name="set-active"),
     path("account/", people.account, name="account"),
     path("account/tokens/", people.new_token, name="new-token"),

@@ -10,7 +10,7 @@ from django.urls import reverse
 from django.views.decorators.http import require_POST
 
 from deployments import actions, queries
-from deployments.forms import NewPassword, NewToken, NewUser
+from deployments.forms import FirstPassword, NewPassword, NewToken, NewUser
 from deployments.models import Role
 from deployments.views.page import admin, attempt, blame, page, person, show
 from mmadmin.core.errors import MmError
@@ -74,6 +74,26 @@ def active(request: HttpRequest, username: str) -> HttpResponse:
         f"{username} {'may log in again' if on else 'is kept out'}.",
         reverse("people"),
     )
+
+
+@page
+def password(request: HttpRequest, username: str) -> HttpResponse:
+    """Set somebody's password; their sessions end."""
+    me = admin(request)
+    form = FirstPassword(request.POST or None)
+    status = 200
+    if request.method == "POST":
+        if form.is_valid():
+            try:
+                actions.set_password(me, username, form.cleaned_data["password"])
+            except MmError as error:
+                blame(form, error)
+            else:
+                messages.success(request, f"{username} has a new password.")
+                return redirect("people")
+        status = 422
+    context = {"nav": "people", "form": form, "username": username}
+    return show(request, "people/password.html", context, status=status)
 
 
 @page

@@ -58,6 +58,7 @@ OPERATOR_PAGES = (
 ADMIN_PAGES = (
     "/people/",
     "/people/new/",
+    "/people/vera/password/",
     "/keys/new/",
     "/keys/KEY/edit/",
     "/keys/KEY/revoke/",
@@ -465,6 +466,9 @@ def test_people_come_and_go(admin: Client) -> None:
     admin.post("/people/new/role/", {"role": "operator"})
     new = User.objects.get(username="new")
     assert new.role == "operator"
+    admin.post("/people/new/password/", {"password": "yet another password"})
+    new.refresh_from_db()
+    assert new.check_password("yet another password")
     admin.post("/people/new/active/", {"on": "0"})
     new.refresh_from_db()
     assert not new.is_active
