@@ -162,8 +162,8 @@ def _hush(_line: str) -> None:
 @contextmanager
 def repair_sources(store: Store, home: Home) -> Iterator[list[BlobSource]]:
     """Where damaged files are got from: the configured depots first, then their own step."""
-    from mmadmin.cli.store_exchange import open_depots  # noqa: PLC0415 (the network)
     from mmadmin.core.store.substitute import DepotSource  # noqa: PLC0415 (cryptography)
+    from mmadmin.host.substitute import open_depots  # noqa: PLC0415 (the network)
     from mmadmin.host.toolbox import HostConfig, HostToolbox  # noqa: PLC0415 (the network)
 
     def tools_for(_derivation: Any, staging: Staging, log_path: Path) -> HostToolbox:

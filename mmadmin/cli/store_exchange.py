@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -17,39 +15,16 @@ from mmadmin.cli.store_care import progress_bar
 from mmadmin.cli.store_names import open_store, resolve_name
 from mmadmin.core.errors import InvalidInput, NotFound
 from mmadmin.core.home import Home
-from mmadmin.core.store.claims import SigningKey, Trust
+from mmadmin.core.store.claims import SigningKey
 from mmadmin.core.store.substitute import (
-    Depot,
     Folder,
     Substituter,
-    trust_from_json,
 )
 from mmadmin.core.store.substitute import push as push_to
 
 DepotAddress = Annotated[
     str, typer.Argument(help="A folder, or an http(s) address.", metavar="DEPOT")
 ]
-
-
-@contextmanager
-def open_depots(home: Home, instead: str = "") -> Iterator[tuple[list[Depot], Trust]]:
-    """The depots and the trust of `MM_HOME/substituters.json`; none without the file.
-
-    `instead` is the address of a depot to use in place of the configured ones.
-    """
-    from mmadmin.host.substitute import HttpDepot, depot_at  # noqa: PLC0415 (the network)
-
-    addresses: list[str] = []
-    trust = Trust({})
-    path = home.root / "substituters.json"
-    if path.exists():
-        addresses, trust = trust_from_json(path.read_text(encoding="utf-8"))
-    with ExitStack() as stack:
-        depots = [depot_at(address) for address in ([instead] if instead else addresses)]
-        for depot in depots:
-            if isinstance(depot, HttpDepot):
-                stack.callback(depot.close)
-        yield depots, trust
 
 
 def signing_key(home: Home) -> SigningKey | None:
@@ -145,6 +120,8 @@ def pull(
 
     Example: mm store pull 3f1c…-smollm2-135m --from https://depot.example.org
     """
+    from mmadmin.host.substitute import open_depots  # noqa: PLC0415 (the network)
+
     home = Home.from_env()
     store = open_store()
     with (

@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -27,10 +28,19 @@ from mmadmin.core.errors import (
     SourceUnavailable,
     Unauthorized,
 )
+from mmadmin.core.home import Home
 from mmadmin.core.store import HashingWriter, Store
-from mmadmin.core.store.claims import SigningKey
-from mmadmin.core.store.ingest import Progress
-from mmadmin.core.store.substitute import Depot, Folder, claim_of
+from mmadmin.core.store.claims import SigningKey, Trust
+from mmadmin.core.store.ingest import Progress, silent
+from mmadmin.core.store.substitute import (
+    Depot,
+    Folder,
+    Say,
+    Substituter,
+    claim_of,
+    quiet,
+    trust_from_json,
+)
 
 T = TypeVar("T")
 
@@ -156,6 +166,34 @@ def depot_at(address: str, *, token: str = "") -> Depot:
     if scheme in {"", "file"}:
         return Folder(Path(unquote(urlsplit(address).path) if scheme else address))
     raise InvalidInput(f"{address!r} is no depot", remedy="give a folder or an http(s) address")
+
+
+@contextmanager
+def open_depots(home: Home, instead: str = "") -> Iterator[tuple[list[Depot], Trust]]:
+    """The depots and the trust of `MM_HOME/substituters.json`; none without the file.
+
+    `instead` is the address of a depot to use in place of the configured ones.
+    """
+    addresses: list[str] = []
+    trust = Trust({})
+    path = home.root / "substituters.json"
+    if path.exists():
+        addresses, trust = trust_from_json(path.read_text(encoding="utf-8"))
+    with ExitStack() as stack:
+        depots = [depot_at(address) for address in ([instead] if instead else addresses)]
+        for depot in depots:
+            if isinstance(depot, HttpDepot):
+                stack.callback(depot.close)
+        yield depots, trust
+
+
+@contextmanager
+def open_substituter(
+    home: Home, store: Store, *, progress: Progress = silent, say: Say = quiet
+) -> Iterator[Substituter | None]:
+    """What a build asks before it builds; None where no depot is configured."""
+    with open_depots(home) as (depots, trust):
+        yield Substituter(store, depots, trust, progress, say) if depots else None
 
 
 # --- serving -----------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,11 +20,12 @@ from mmadmin.core.errors import (
     SourceUnavailable,
     Unauthorized,
 )
+from mmadmin.core.home import Home
 from mmadmin.core.store import Store
 from mmadmin.core.store.claims import SigningKey, Trust
 from mmadmin.core.store.ingest import silent
 from mmadmin.core.store.substitute import Folder, Substituter, bytes_path, push
-from mmadmin.host.substitute import HttpDepot, depot_at, serve
+from mmadmin.host.substitute import HttpDepot, depot_at, open_substituter, serve
 from tests.core.store.test_substitute import goal
 from tests.core.workshop import Shop, Watch, add, damage, tools_for
 
@@ -271,3 +273,31 @@ def test_addresses_are_folders_or_http(tmp_path: Path) -> None:
     depot.close()
     with pytest.raises(InvalidInput):
         depot_at("ftp://x")
+
+
+def test_what_builds_ask_is_configured_in_the_home(
+    store: Store, other: Store, tmp_path: Path
+) -> None:
+    """Without the file nobody is asked; with it, its depots, under its trust."""
+    home = Home(tmp_path / "home")
+    home.root.mkdir()
+    with open_substituter(home, other) as nobody:
+        assert nobody is None
+    done = realise(goal(), store, tools_for, Watch(), recipe_of=Shop().recipe_of)
+    push(store, [done.object], Folder(tmp_path / "depot"), signer=ALICE)
+    config = {
+        "depots": ["http://127.0.0.1:9", str(tmp_path / "depot")],
+        "trusted": [ALICE.public_text()],
+    }
+    (home.root / "substituters.json").write_text(json.dumps(config))
+    shop, said = Shop(), []
+    with open_substituter(home, other, say=said.append) as substituter:
+        assert substituter
+        for depot in substituter.depots:
+            if isinstance(depot, HttpDepot):
+                depot._pause_s = 0
+        realise(
+            goal(), other, tools_for, Watch(), recipe_of=shop.recipe_of, substituter=substituter
+        )
+    assert shop.ran == []
+    assert len([line for line in said if "does not answer" in line]) == 1, "asked once, not again"

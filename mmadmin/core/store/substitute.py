@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
@@ -302,6 +302,16 @@ class Substituter:
     progress: Progress = silent
     say: Say = quiet
     _claims: dict[str, Claim | None] = field(default_factory=dict)
+    _down: set[str] = field(default_factory=set)
+    """Labels of depots that did not answer: not asked again by this one."""
+
+    def _asked(self) -> Iterator[Depot]:
+        return (depot for depot in self.depots if depot.label not in self._down)
+
+    def _note(self, depot: Depot, error: MmError) -> None:
+        self.say(f"{depot.label}: {error.message}")
+        if isinstance(error, SourceUnavailable):
+            self._down.add(depot.label)
 
     def output(self, resolved_key: str) -> str | None:
         """The object that a step produced elsewhere, by enough trusted signatures; else None."""
@@ -315,7 +325,7 @@ class Substituter:
         return self._claims[resolved_key]
 
     def _find_claim(self, resolved_key: str) -> Claim | None:
-        for depot in self.depots:
+        for depot in self._asked():
             try:
                 data = depot.read(claim_path(resolved_key))
                 if data is None:
@@ -323,7 +333,7 @@ class Substituter:
                 claim = claim_from_bytes(data, resolved_key)
                 self.trust.check(claim)
             except MmError as error:
-                self.say(f"{depot.label}: {error.message}")
+                self._note(depot, error)
                 continue
             return claim
         return None
@@ -355,14 +365,14 @@ class Substituter:
         here = self.store.object(name)
         if here is not None:
             return here
-        for depot in self.depots:
+        for depot in self._asked():
             try:
                 data = depot.read(record_path(name))
                 if data is not None:
                     path = self.store.object_path(name)
                     return object_from_record(data, name, path, f"of {name} in {depot.label}")
             except MmError as error:
-                self.say(f"{depot.label}: {error.message}")
+                self._note(depot, error)
         return None
 
     def _pull_one(self, name: str, refs: tuple[str, ...], lease: Lease) -> bool:
@@ -391,13 +401,13 @@ class Substituter:
             if self._has(entry):
                 return True
             part = self.store.layout.downloads / f"{entry.sha256}.part"
-            for depot in self.depots:
+            for depot in self._asked():
                 try:
                     if self._fetch(depot, entry, part):
                         self.store.keep_blob(part, entry.sha256, executable=entry.executable)
                         return True
                 except (SourceUnavailable, DigestMismatch) as error:
-                    self.say(f"{depot.label}: {error.message}")
+                    self._note(depot, error)
         return False
 
     def _fetch(self, depot: Depot, entry: Entry, part: Path) -> bool:
