@@ -15,6 +15,8 @@ from mmadmin.core.memory import MIB, Calibration, Device, Prediction
 from mmadmin.core.recipe import Json
 
 _BUFFER = re.compile(r"\s(\S+)\s+(model|KV|RS|compute|output) buffer size =\s*(\d+)\.(\d\d) MiB")
+CONTEXT_LIMIT = 1536 * MIB
+"""No CUDA runtime takes more for itself."""
 _PARTS = {"model": "weights", "KV": "cache", "RS": "state"}
 _GPU = re.compile(r"CUDA(\d+)$")
 
@@ -94,14 +96,14 @@ def learn(
     """The calibration corrected by what a process held: the CUDA context takes the difference.
 
     Among several GPUs of one architecture the largest difference counts; a difference below zero
-    says that another part was too large, and teaches nothing about the context.
+    or above `CONTEXT_LIMIT` says that another part was wrong, and teaches nothing.
     """
     contexts: dict[int, int] = {}
     for position, size in held.items():
         parts = _device(prediction, position)
         rest = size - sum(bytes_ for part, bytes_ in parts.items() if part != "context")
         architecture = devices[position].architecture
-        if "context" in parts and rest > 0:
+        if "context" in parts and 0 < rest <= CONTEXT_LIMIT:
             contexts[architecture] = max(contexts.get(architecture, 0), rest)
     return Calibration({**known.context_bytes, **contexts})
 

@@ -67,6 +67,7 @@ def test_the_context_is_learned_from_what_a_process_held() -> None:
 
 
 def test_less_than_predicted_teaches_nothing() -> None:
-    """A process that holds less than its buffers says nothing about the context."""
+    """Less than its buffers, or gigabytes more, says nothing about the context."""
     prediction = predict(SMALL, RunShape(context=1024), [CARD])
+    assert learn(Calibration(), prediction, {0: 9 << 30}, [CARD]) == Calibration()
     assert learn(Calibration(), prediction, {0: 1}, [CARD]) == Calibration()
