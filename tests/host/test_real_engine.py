@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -57,7 +58,9 @@ def live(home, system):
 def launch(system, **options):
     """The system's launch on a free port, with some options changed."""
     changed = replace(system, options={**system.options, **options})
-    port = engine_process.free_port(23000)
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port = one.getsockname()[1]
     return engine(system.engine_kind).launch(changed, Seat("127.0.0.1", port))
 
 
