@@ -15,6 +15,7 @@ from typing import Any, Literal, cast
 
 from django.contrib.auth import authenticate
 from django.http import Http404, HttpRequest, HttpResponse
+from django.views.decorators.csrf import csrf_exempt
 from ninja import NinjaAPI, Router, Status
 from ninja.errors import AuthenticationError, HttpError, ValidationError
 from ninja.params.functions import Query
@@ -526,3 +527,9 @@ api.add_router("/activations", activations)
 api.add_router("/keys", keys)
 api.add_router("", people)
 api.add_router("", rest)
+
+
+@csrf_exempt
+def missing(request: HttpRequest, rest: str) -> HttpResponse:
+    """An address of the API that does not exist: in the API's own shape."""
+    return failure(request, 404, "not_found", f"there is nothing at {rest}", remedy="see /docs")

@@ -6,7 +6,7 @@ from django.contrib import admin
 from django.http import HttpRequest, HttpResponse
 from django.urls import URLPattern, URLResolver, include, path
 
-from deployments.api import api
+from deployments.api import api, missing
 
 
 def healthz(_request: HttpRequest) -> HttpResponse:
@@ -18,6 +18,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("healthz", healthz),
     path("admin/", admin.site.urls),
     path("api/v1/", api.urls),
+    path("api/<path:rest>", missing),
     path("", include("deployments.pages")),
 ]
 
