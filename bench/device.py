@@ -249,7 +249,7 @@ def serve(home: Home, system: System, prediction: Prediction, devices: list[int]
         lines = engine_process.log_path(home, "device").read_text(errors="replace").splitlines()
         rows += compare_buffers(prediction, lines)
         engine_process.stop(home, "device", port=launch.port, pid=ready.pid, started=ready.started)
-        return {"rows": rows, "speed": {"ready_after_s": ready.ready_after_s, **speed}}
+        return {"rows": rows, "speed": {"ready_after_s": ready.ready_after_ms / 1000, **speed}}
     finally:
         supervisor.shutdown(60, lambda _line: None)
 

@@ -121,7 +121,7 @@ def run_probes(
             rows.append(row)
             if row.state == "failed":
                 on_progress(f"{name}: {row.words}")
-    session.measured["load_ms"] = ready.ready_after_s * MILLI
+    session.measured["load_ms"] = ready.ready_after_ms
     return ProbeReport(tuple(rows), session.measured, ready.as_json())
 
 

@@ -55,7 +55,7 @@ class Ready:
     pid: int
     started: float
     """Start time of the process, Unix seconds."""
-    ready_after_s: int
+    ready_after_ms: int
     alias: str
     model_path: str
     context_per_slot: int
@@ -279,7 +279,7 @@ def _prove(client: EngineClient, launch: LaunchSpec, watch: _Watch, after_s: flo
     return Ready(
         pid=watch.pid,
         started=watch.started,
-        ready_after_s=int(after_s),
+        ready_after_ms=int(after_s * 1000),
         alias=probe.alias,
         model_path=path,
         context_per_slot=context,
