@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import dj_database_url
 
@@ -26,12 +27,20 @@ def secret(name: str) -> str:
     return path_in_home.read_text(encoding="utf-8").strip() if path_in_home.exists() else ""
 
 
+def allowed_hosts(origin: str, named: str) -> list[str]:
+    """The names that the panel answers to: those that are named, else those of its origin."""
+    if named:
+        return [name for name in named.split(",") if name]
+    host = urlsplit(origin).hostname
+    return [host, "localhost", "127.0.0.1", "[::1]"] if host else ["*"]
+
+
 DEBUG = os.environ.get("MM_DEBUG") == "1"
 SECRET_KEY = secret("django_secret_key") or "not-set-up"
 KEY_PEPPER = secret("key_pepper").encode()
 ENGINE_MASTER = secret("engine_master").encode()
 PUBLIC_ORIGIN = os.environ.get("PUBLIC_ORIGIN", "")
-ALLOWED_HOSTS = [h for h in os.environ.get("MM_ALLOWED_HOSTS", "*").split(",") if h]
+ALLOWED_HOSTS = allowed_hosts(PUBLIC_ORIGIN, os.environ.get("MM_ALLOWED_HOSTS", ""))
 CSRF_TRUSTED_ORIGINS = [PUBLIC_ORIGIN] if PUBLIC_ORIGIN else []
 CSRF_FAILURE_VIEW = "deployments.views.errors.csrf_failure"
 GATE_ORIGIN = os.environ.get("MM_GATE_ORIGIN", "")

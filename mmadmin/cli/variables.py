@@ -34,7 +34,16 @@ SECTIONS: dict[str, tuple[Variable, ...]] = {
         Variable("PUBLIC_ORIGIN", "where people find the panel: `https://mm.example.org`", ""),
         Variable("MM_GATE_ORIGIN", "where clients find the gate: `https://api.example.org`", ""),
         Variable("MM_GATE_URL", "where the panel finds the gate", "the gate's port on 127.0.0.1"),
-        Variable("MM_ALLOWED_HOSTS", "host names that the panel answers to, with commas", "`*`"),
+        Variable(
+            "MM_ALLOWED_HOSTS",
+            "host names that the panel answers to, with commas",
+            "that of `PUBLIC_ORIGIN` and loopback; without it all",
+        ),
+        Variable(
+            "MM_TRUSTED_PROXIES",
+            "addresses whose `X-Forwarded-*` headers the panel believes, with commas",
+            "127.0.0.1",
+        ),
         Variable("MM_LOG_LEVEL", "how much is logged: DEBUG, INFO, WARNING", "INFO"),
         Variable(
             "MM_DEBUG",
