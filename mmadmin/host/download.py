@@ -46,6 +46,7 @@ from mmadmin.core.errors import (
     SourceUnavailable,
     Unauthorized,
 )
+from mmadmin.host.policy import Policy
 
 CHUNK = 1 << 20
 HEAD_BYTES = 512
@@ -65,22 +66,6 @@ class Remote:
     """Sent to the URL's own host only; a redirect elsewhere drops `Authorization`."""
     cert: str = ""
     """Path of a further CA bundle."""
-
-
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """How hard and how politely to try."""
-
-    connections: int = 4
-    segment_bytes: int = 32 << 20
-    stall_s: float = 60.0
-    """A connection that brings less than `stall_bytes` in this time is replaced."""
-    stall_bytes: int = 16 << 10
-    attempts: int = 6
-    """Failures in a row without a finished segment before giving up."""
-    backoff_s: float = 1.0
-    wait_cap_s: float = 300.0
-    """Longest Retry-After that we sit out."""
 
 
 class _Retry(Exception):

@@ -42,7 +42,8 @@ from mmadmin.core.errors import (
     SourceUnavailable,
     Unauthorized,
 )
-from mmadmin.host.download import Policy, Remote, client, refusal, retry_after
+from mmadmin.host.download import Remote, client, refusal, retry_after
+from mmadmin.host.policy import Policy
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 API_TIMEOUT_S = 60.0

@@ -13,31 +13,26 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
-from urllib.parse import unquote, urlsplit
+from typing import TYPE_CHECKING, Protocol
 
 from mmadmin.core.errors import (
     Cancelled,
-    DigestMismatch,
     InvalidInput,
-    SourceMissing,
     StepFailed,
 )
 from mmadmin.core.recipe import (
     ChildLimits,
-    HubSource,
-    IndexSource,
     Json,
     LineHook,
-    PathSource,
     Source,
-    UrlSource,
 )
-from mmadmin.host import compiler, index, process
-from mmadmin.host.download import Policy, Remote, copy_hashed, download
-from mmadmin.host.hub import Hub
+from mmadmin.host import compiler, process
+from mmadmin.host.policy import Policy
 from mmadmin.host.process import Limits
 from mmadmin.host.sandbox import Level, Sandbox, environment, level_from
+
+if TYPE_CHECKING:
+    from mmadmin.host.hub import Hub
 
 STEP_LIMITS = Limits(time_s=24 * 3600, silence_s=2 * 3600, log_bytes=64 << 20)
 PACKAGE_ROOT = Path(__file__).resolve().parents[2]
@@ -260,10 +255,18 @@ class HostToolbox:
         self.progress_sink(self._fetched + done, in_all, "bytes")
 
     def _bring(self, source: Source, to: Path, sha256: str, size: int) -> None:
-        if isinstance(source, PathSource):
-            self._copy(Path(source.path), to, sha256, size, source.path)
-        else:
-            self._download(self._remote(source), to, sha256, size)
+        from mmadmin.host.sources import Fetcher  # noqa: PLC0415 (see there)
+
+        fetcher = Fetcher(
+            downloads=self.config.downloads,
+            policy=self.config.policy,
+            hub=self.config.hub,
+            progress=self._show,
+            cancelled=self.cancelled,
+            log=self.log,
+            already=self.staging.take,
+        )
+        fetcher.bring(source, to, sha256, size)
 
     def reserve(self, size_bytes: int) -> None:
         """Claim room on the store's disk; raises `DiskFull`."""
@@ -284,61 +287,3 @@ class HostToolbox:
         return Sandbox(
             self.sandbox_level, writable=writable, hidden=self.config.hidden, visible=visible
         )
-
-    def _remote(self, source: Source) -> Remote:
-        if isinstance(source, HubSource):
-            hub = self.config.hub or Hub.from_env()
-            return hub.remote(source.repo, source.revision, source.path)
-        if isinstance(source, IndexSource):
-            return index.find(source.project, source.version, filename=source.filename).remote
-        if isinstance(source, UrlSource):
-            url, headers = index.without_login(source.url)
-            return Remote(url, label=url.partition("?")[0], headers=headers)
-        raise InvalidInput(f"{source} is no download", remedy="use a hub, index or url source")
-
-    def _download(self, remote: Remote, to: Path, sha256: str, size: int) -> None:
-        if remote.url.startswith("file:"):
-            path = Path(unquote(urlsplit(remote.url).path))
-            self._copy(path, to, sha256, size, remote.label)
-            return
-        self.log(f"fetching {remote.label} ({size} bytes)")
-        download(
-            remote,
-            to,
-            sha256,
-            size,
-            folder=self.config.downloads,
-            policy=self.config.policy,
-            progress=self._show,
-            cancelled=self.cancelled,
-            log=self.log,
-            already=lambda: self.staging.take(sha256, size, to),
-        )
-
-    def _copy(self, path: Path, to: Path, sha256: str, size: int, label: str) -> None:
-        """A local file: looked at before it is copied, hashed while it is copied."""
-        try:
-            here = path.stat().st_size
-        except OSError as error:
-            raise SourceMissing(
-                f"{label}: {error.strerror}", remedy="check the path and its permissions"
-            ) from error
-        if here != size:
-            raise DigestMismatch(
-                f"{label}: the file has {here} bytes where the pin says {size}",
-                remedy="if it was replaced on purpose, update the lock",
-            )
-        found = copy_hashed(
-            path,
-            to,
-            progress=self._show,
-            cancelled=self.cancelled,
-        )
-        if found != sha256:
-            raise DigestMismatch(
-                f"{label}: the file has sha256 {found}; the pin says {sha256}",
-                remedy="if it was replaced on purpose, update the lock",
-                expected=sha256,
-                actual=found,
-                path=str(to),
-            )

@@ -26,7 +26,8 @@ from mmadmin.core.errors import (
     SourceUnavailable,
     Unauthorized,
 )
-from mmadmin.host.download import Policy, Remote, copy_hashed, download, retry_after
+from mmadmin.host.download import Remote, copy_hashed, download, retry_after
+from mmadmin.host.policy import Policy
 from tests.support.disks import needs_root, small_disk
 from tests.support.hub import (
     Handler,
@@ -99,7 +100,8 @@ def test_a_dropped_connection_is_resumed(hub: LocalHub, tmp_path: Path, after: i
 KILLED = """
 import sys
 from pathlib import Path
-from mmadmin.host.download import Policy, Remote, download
+from mmadmin.host.download import Remote, download
+from mmadmin.host.policy import Policy
 url, folder, sha, size = sys.argv[1], Path(sys.argv[2]), sys.argv[3], int(sys.argv[4])
 print("started", flush=True)
 download(Remote(url, "file.bin"), folder / "out.bin", sha, size, folder=folder / "downloads",

@@ -20,7 +20,6 @@ from mmadmin.core.placement import HostView, place
 from mmadmin.core.quants import select
 from mmadmin.core.recipe import HubSource, IndexSource, PathSource
 from mmadmin.core.spec import parse_spec
-from mmadmin.host.download import Policy
 from mmadmin.host.facts import host_facts
 from mmadmin.host.fit import (
     answer_as_json,
@@ -36,6 +35,7 @@ from mmadmin.host.fit import (
     wanted_of,
 )
 from mmadmin.host.hub import Hub
+from mmadmin.host.policy import Policy
 from tests.core.gguf_tables import mistral_medium
 from tests.host.test_hub_browser import header
 from tests.support.hub import LocalHub, local_hub

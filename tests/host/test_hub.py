@@ -20,8 +20,8 @@ from mmadmin.core.errors import (
     Unauthorized,
 )
 from mmadmin.core.recipes.fetch import RECIPE as FETCH
-from mmadmin.host.download import Policy
 from mmadmin.host.hub import Hub
+from mmadmin.host.policy import Policy
 from tests.support.hub import LocalHub, local_hub, status
 from tests.support.tools import attempt
 

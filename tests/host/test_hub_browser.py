@@ -13,9 +13,9 @@ from mmadmin.core.gguf_file import read_stream
 from mmadmin.core.memory import Device, RunShape, predict
 from mmadmin.core.model_shape import Weight
 from mmadmin.core.quants import select
-from mmadmin.host.download import Policy
 from mmadmin.host.hub import Hub
 from mmadmin.host.hub_browser import browse, read_shape
+from mmadmin.host.policy import Policy
 from tests.core.gguf_tables import mistral_medium
 from tests.support.hub import Hollow, LocalHub, instead, local_hub, status
 from tests.support.models import LFS_POINTER

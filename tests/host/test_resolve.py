@@ -20,9 +20,9 @@ from mmadmin.core.errors import (
 from mmadmin.core.lock import Lock
 from mmadmin.core.recipe import HubSource, IndexSource, PathSource, UrlSource
 from mmadmin.core.spec import Spec, parse_spec
-from mmadmin.host.download import Policy
 from mmadmin.host.hub import Hub
 from mmadmin.host.index import PipConfig
+from mmadmin.host.policy import Policy
 from mmadmin.host.resolve import Sources, resolve
 from tests.support.hub import LocalHub, local_hub, status
 from tests.support.models import make_model

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mmadmin.core.errors import InvalidDerivation
 from mmadmin.core.recipe import ChildLimits, Json, LineHook, Recipe, Source
-from mmadmin.host.download import Policy
+from mmadmin.host.policy import Policy
 from mmadmin.host.toolbox import HostConfig, HostToolbox
 
 QUICK = Policy(segment_bytes=1 << 16, backoff_s=0.01, stall_s=2.0, attempts=4)

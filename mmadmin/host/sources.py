@@ -1,0 +1,96 @@
+"""Bringing a pinned file here from whatever source it has.
+
+Kept apart from the toolbox, which imports it only when something is really fetched: the hub's and
+the index's clients cost half a second of start-up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from mmadmin.core.errors import DigestMismatch, InvalidInput, SourceMissing
+from mmadmin.core.recipe import HubSource, IndexSource, PathSource, Source, UrlSource
+from mmadmin.host import index
+from mmadmin.host.download import Remote, copy_hashed, download
+from mmadmin.host.hub import Hub
+from mmadmin.host.policy import Policy
+
+REPLACED = "if it was replaced on purpose, update the lock"
+
+
+@dataclass(frozen=True, slots=True)
+class Fetcher:
+    """One step's way to the sources."""
+
+    downloads: Path
+    policy: Policy
+    hub: Hub | None
+    progress: Callable[[int, int], None]
+    cancelled: Callable[[], bool]
+    log: Callable[[str], None]
+    already: Callable[[str, int, Path], bool]
+    """Takes a file that another transfer has brought meanwhile: (sha256, size, to)."""
+
+    def bring(self, source: Source, to: Path, sha256: str, size: int) -> None:
+        """Have the pinned bytes at `to`.
+
+        Raises `DigestMismatch`, `SourceUnavailable` and its kinds, `DiskFull`, `Cancelled`.
+        """
+        if isinstance(source, PathSource):
+            self._copy(Path(source.path), to, sha256, size, source.path)
+            return
+        remote = self.remote(source)
+        if remote.url.startswith("file:"):
+            path = Path(unquote(urlsplit(remote.url).path))
+            self._copy(path, to, sha256, size, remote.label)
+            return
+        self.log(f"fetching {remote.label} ({size} bytes)")
+        download(
+            remote,
+            to,
+            sha256,
+            size,
+            folder=self.downloads,
+            policy=self.policy,
+            progress=self.progress,
+            cancelled=self.cancelled,
+            log=self.log,
+            already=lambda: self.already(sha256, size, to),
+        )
+
+    def remote(self, source: Source) -> Remote:
+        """Where the downloader gets a source's bytes."""
+        if isinstance(source, HubSource):
+            hub = self.hub or Hub.from_env()
+            return hub.remote(source.repo, source.revision, source.path)
+        if isinstance(source, IndexSource):
+            return index.find(source.project, source.version, filename=source.filename).remote
+        if isinstance(source, UrlSource):
+            url, headers = index.without_login(source.url)
+            return Remote(url, label=url.partition("?")[0], headers=headers)
+        raise InvalidInput(f"{source} is no download", remedy="use a hub, index or url source")
+
+    def _copy(self, path: Path, to: Path, sha256: str, size: int, label: str) -> None:
+        """A local file: looked at before it is copied, hashed while it is copied."""
+        try:
+            here = path.stat().st_size
+        except OSError as error:
+            raise SourceMissing(
+                f"{label}: {error.strerror}", remedy="check the path and its permissions"
+            ) from error
+        if here != size:
+            raise DigestMismatch(
+                f"{label}: the file has {here} bytes where the pin says {size}", remedy=REPLACED
+            )
+        found = copy_hashed(path, to, progress=self.progress, cancelled=self.cancelled)
+        if found != sha256:
+            raise DigestMismatch(
+                f"{label}: the file has sha256 {found}; the pin says {sha256}",
+                remedy=REPLACED,
+                expected=sha256,
+                actual=found,
+                path=str(to),
+            )
