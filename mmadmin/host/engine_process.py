@@ -38,6 +38,9 @@ OWNER_LOOKS = 5
 LAUNCHER = "mmadmin.host.launch"
 _LISTEN = "0A"
 """TCP_LISTEN in the kernel's table."""
+PRIORITY = 15
+"""After the broker, before the gate: what stops last-started first lets the gate finish its
+streams while the engines still run."""
 HELP_S = 60.0
 """A GPU build may look at its devices before it prints its options."""
 _OPTION = re.compile(r"(?<![\w-])--[a-z0-9][a-z0-9.-]*")
@@ -238,7 +241,7 @@ def program_spec(
         startsecs=startsecs,
         startretries=3,
         stopwaitsecs=STOP_WAIT_S,
-        priority=50,
+        priority=PRIORITY,
         autorestart="true",
     )
 

@@ -390,6 +390,12 @@ def test_leftovers_are_named_when_they_are_ended(tmp_path):
     assert not is_alive(pid, started)
 
 
+def test_engines_stop_after_what_still_needs_them(home, port):
+    """A gate that finishes its streams (priority 20) ends before the engines do."""
+    made = engine_process.program_spec(home, "x", stub(port))
+    assert made.priority < 20
+
+
 def test_launch_starts_changes_and_removes_services(tmp_path):
     """A second launch restarts what changed, ends what is no longer listed, and nothing else."""
     home = Home(tmp_path / "my % home")
