@@ -21,6 +21,9 @@ from mmadmin.core.store.tree import fixed_entries, object_name
 
 FIXED_DOMAIN = "mmadmin-fixed-v1"
 
+SHORT = 24
+"""Longest value that a reason quotes."""
+
 Action = Literal["cached", "substitute", "build", "fetch"]
 RecipeOf = Callable[[str], Recipe]
 """Finds a recipe by its kind (`catalog.recipe`)."""
@@ -256,10 +259,47 @@ def _todo(derivation: Derivation, outputs: Outputs) -> PlanStep:
         why = f"builds from {', '.join(unknown)}, built first; skipped if that comes out as before"
         return PlanStep(derivation, "build", why, None, 0, certain=False)
     if known.object is None:
-        return PlanStep(derivation, "build", "never built from these inputs", None, 0)
+        return PlanStep(derivation, "build", _what_changed(derivation, outputs), None, 0)
     if known.here:
         # only a lost reference makes a step that is here one that is to be done
         why = f"it needs {store.lost_reference(known.object)}, which is gone"
     else:
         why = "built before, but no longer in the store"
     return PlanStep(derivation, "build", why, known.object, 0)
+
+
+def _what_changed(derivation: Derivation, outputs: Outputs) -> str:
+    """Why a step whose inputs are known was never built: what is new since it was last built."""
+    store = outputs.store
+    last = store.last_built(derivation.recipe, derivation.name)
+    if not isinstance(last, dict):
+        return "never built here"
+    changes = []
+    if last["version"] != derivation.version:
+        changes.append(f"the recipe (version {last['version']} → {derivation.version})")
+    changes += _changed_params(last["params"], thawed(derivation.params))
+    for name in sorted(last["inputs"].keys() | derivation.inputs.keys()):
+        before, after = last["inputs"].get(name), derivation.inputs.get(name)
+        if before is None or after is None:
+            changes.append(f"input {name} (" + ("new)" if before is None else "gone)"))
+        elif before != after.digest:
+            outputs_before = {r.object for r in store.realisations_by(before)}
+            if outputs.of(after).object not in outputs_before:
+                changes.append(f"input {name}")
+    return f"changed: {', '.join(changes)}" if changes else "never built from these inputs"
+
+
+def _changed_params(before: Any, after: Any) -> list[str]:
+    """Names of the params that differ, with both values where they are short."""
+    found = []
+    for name in sorted(before.keys() | after.keys()):
+        if before.get(name) != after.get(name):
+            words = [_short(side.get(name)) for side in (before, after)]
+            found.append(f"{name} ({words[0]} → {words[1]})" if all(words) else name)
+    return found
+
+
+def _short(value: Any) -> str:
+    text = "none" if value in (None, "", [], {}) else str(value)
+    simple = not isinstance(value, dict | list) or text == "none"
+    return text if simple and len(text) <= SHORT else ""

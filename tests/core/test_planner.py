@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -96,7 +97,7 @@ def test_an_empty_store_builds_everything(store: Store) -> None:
     ]
     assert planned.fetch_bytes == 5
     assert "1 of 1 pinned files" in planned.steps[0].why
-    assert planned.steps[1].why == "never built from these inputs"
+    assert planned.steps[1].why == "never built here"
     assert "write middle" in planned.steps[2].why
 
 
@@ -130,6 +131,36 @@ def test_a_lost_reference_makes_a_cached_system_unusable(store: Store) -> None:
     watch = Watch()
     realise(system, store, tools_for, watch, recipe_of=shop.recipe_of)
     assert watch.names("built") == ["model"]
+
+
+def test_reasons_say_what_changed_since_the_last_build(store: Store) -> None:
+    """A param with both values, an input that came out otherwise, a new input."""
+    shop = Shop()
+
+    def made(text: str, **more: Any) -> Derivation:
+        params = {"text": text, **more.pop("params", {})}
+        return Derivation("it", "write", 1, params, more)
+
+    def why(goal: Derivation) -> str:
+        return next(
+            s.why for s in plan(goal, store, shop.recipe_of).steps if s.derivation.name == "it"
+        )
+
+    one, two, same = step("one"), step("two"), step("mid", drop=True, x=step("one"))
+    for goal in (one, two, same, step("mid", drop=True, x=two)):
+        realise(goal, store, tools_for, Watch(), recipe_of=shop.recipe_of)
+    assert why(made("a", x=one)) == "never built here"
+    realise(made("a", x=one), store, tools_for, Watch(), recipe_of=shop.recipe_of)
+    assert why(made("b", x=one)) == "changed: text (a → b)"
+    assert why(made("a", x=two)) == "changed: input x"
+    assert why(made("a", x=one, y=two)) == "changed: input y (new)"
+    assert why(made("a")) == "changed: input x (gone)"
+    assert (
+        why(made("a", x=one, params={"big": {"k": 1}, "type": "Q8_0"}))
+        == "changed: big, type (none → Q8_0)"
+    )
+    store.reindex()
+    assert why(made("b", x=two)) == "changed: text (a → b), input x"
 
 
 def test_as_json_is_what_people_and_programs_read(store: Store) -> None:

@@ -10,14 +10,14 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from mmadmin.core.errors import DiskFull, StoreCorrupt
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 BUSY_TIMEOUT_S = 60
 SYNCHRONOUS = "FULL"
 WAL_RETRY_S = 0.02
@@ -45,7 +45,12 @@ CREATE TABLE realisation (
 ) WITHOUT ROWID;
 CREATE INDEX realisation_derivation ON realisation (derivation);
 CREATE INDEX realisation_object ON realisation (object);
+CREATE TABLE derivation (
+  digest TEXT PRIMARY KEY, recipe TEXT NOT NULL, name TEXT NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX derivation_name ON derivation (recipe, name);
 """
+TABLES = ("object", "entry", "reference", "realisation", "derivation")
 
 
 class Index:
@@ -55,28 +60,31 @@ class Index:
         self._path = path
         self._local = threading.local()
 
-    def prepare(self) -> bool:
-        """Make the tables; True when the index was empty and wants to be filled."""
+    def prepare(self, fill: Callable[[sqlite3.Connection], None]) -> None:
+        """Make the tables and have them filled, in one transaction; nothing when they are there.
+
+        An index of an earlier version is made anew: the disk says everything that it said. No
+        other process sees it half filled.
+        """
         with self._mapped():
             connection = self._connection()
             version: int = connection.execute("PRAGMA user_version").fetchone()[0]
-            if version == SCHEMA_VERSION:
-                return False
             if version > SCHEMA_VERSION:
                 raise StoreCorrupt(
                     f"the store's index has version {version}, this mmadmin knows {SCHEMA_VERSION}",
                     remedy="use the newer mmadmin that wrote it",
                 )
-            connection.execute("BEGIN EXCLUSIVE")
-            try:
-                if connection.execute("PRAGMA user_version").fetchone()[0] == SCHEMA_VERSION:
-                    return False
-                for statement in SCHEMA.split(";"):
-                    connection.execute(statement)
-                connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
-            finally:
-                connection.execute("COMMIT")
-            return True
+        if version == SCHEMA_VERSION:
+            return
+        with self.write() as connection:
+            if connection.execute("PRAGMA user_version").fetchone()[0] == SCHEMA_VERSION:
+                return
+            for table in TABLES:
+                connection.execute(f"DROP TABLE IF EXISTS {table}")
+            for statement in SCHEMA.split(";"):
+                connection.execute(statement)
+            fill(connection)
+            connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
 
     def row(self, query: str, values: tuple[object, ...] = ()) -> tuple[Any, ...] | None:
         """The first row of a query, or None."""

@@ -25,7 +25,7 @@ from mmadmin.core.errors import DiskFull, InvalidDerivation, NotFound, StoreCorr
 from mmadmin.core.recipe import FixedFile
 from mmadmin.core.store import tree
 from mmadmin.core.store.disk import Disk, disk_full
-from mmadmin.core.store.index import Index
+from mmadmin.core.store.index import TABLES, Index
 from mmadmin.core.store.ingest import Progress, copy_hashing, hash_file, silent
 from mmadmin.core.store.layout import Layout, check_object_name, is_sha256
 from mmadmin.core.store.locks import (
@@ -228,8 +228,7 @@ class Store:
         self.make_room = make_room
         self.disk = Disk(self.root, self.layout.reservations, self.layout.lock("disk"), floor_bytes)
         self.index = Index(self.layout.index)
-        if self.index.prepare() and any(self.layout.objects.iterdir()):
-            self.reindex()
+        self.index.prepare(self._fill)
 
     def close(self) -> None:
         """Close this thread's connection to the index."""
@@ -305,6 +304,16 @@ class Store:
                 (derivation,),
             ).fetchall()
         return [Realisation(*row) for row in rows]
+
+    def last_built(self, recipe: str, name: str) -> Any | None:
+        """The derivation (as data) of this recipe and name that was realised last, or None."""
+        row = self.index.row(
+            "SELECT derivation.digest FROM derivation"
+            " JOIN realisation ON realisation.derivation = derivation.digest"
+            " WHERE recipe = ? AND name = ? ORDER BY built_at DESC, digest LIMIT 1",
+            (recipe, name),
+        )
+        return self.derivation(row[0]) if row else None
 
     def derivation(self, digest: str) -> Any | None:
         """The data of a derivation that was built here (`Derivation.as_json`), or None."""
@@ -551,6 +560,8 @@ class Store:
         self._write_realisation(realisation, derivation)
         with self.index.write() as index:
             _insert_realisation(index, realisation)
+            if derivation is not None:
+                _insert_derivation(index, derivation.digest, derivation.as_json())
 
     def copy_object_from(
         self, other: Store, name: str, lease: Lease, *, progress: Progress = silent
@@ -611,25 +622,30 @@ class Store:
 
     def reindex(self) -> int:
         """Rebuild the index from the sidecars; the number of objects. Refuses damaged sidecars."""
-        with file_lock(self.layout.lock("gc")):
-            objects = [
-                self._read_sidecar(path) for path in sorted(self.layout.objects.glob("*.json"))
-            ]
-            objects = [found for found in objects if found.path.is_dir()]
-            realisations = [
-                _realisation_from(path)
-                for path in sorted((self.layout.derivations / "realised").glob("*.json"))
-            ]
-            with self.index.write() as index:
-                for table in ("object", "entry", "reference", "realisation"):
-                    index.execute(f"DELETE FROM {table}")  # noqa: S608 (a constant)
-                for found in objects:
-                    _insert_object(index, found)
-                for realisation in realisations:
-                    _insert_realisation(index, realisation)
-        return len(objects)
+        with file_lock(self.layout.lock("gc")), self.index.write() as index:
+            for table in TABLES:
+                index.execute(f"DELETE FROM {table}")  # noqa: S608 (a constant)
+            self._fill(index)
+        return len(self.names())
 
     # --- private -------------------------------------------------------------------------------
+
+    def _fill(self, index: sqlite3.Connection) -> None:
+        """Write all that the disk says into an empty index."""
+        for path in sorted(self.layout.objects.glob("*.json")):
+            found = self._read_sidecar(path)
+            if found.path.is_dir():
+                _insert_object(index, found)
+        for path in sorted((self.layout.derivations / "realised").glob("*.json")):
+            _insert_realisation(index, _realisation_from(path))
+        for path in sorted(self.layout.derivations.glob("*.json")):
+            try:
+                _insert_derivation(index, path.stem, parse(path.read_bytes()))
+            except InvalidDerivation as error:
+                raise StoreCorrupt(
+                    f"the record {path} is damaged: {error.message}",
+                    remedy="move it away: it only tells how something was built",
+                ) from error
 
     def _load(self, index: sqlite3.Connection, name: str) -> StoreObject | None:
         row = index.execute(
@@ -726,6 +742,8 @@ class Store:
                     _insert_object(index, here)
                     if realisation is not None:
                         _insert_realisation(index, realisation)
+                    if derivation is not None:
+                        _insert_derivation(index, derivation.digest, derivation.as_json())
                 self.after("indexed")
         self.after("unlocked")
         return here
@@ -826,7 +844,14 @@ class Store:
 
     def _read_sidecar(self, path: Path) -> StoreObject:
         name = path.name.removesuffix(".json")
-        return object_from_record(path.read_bytes(), name, self.layout.object(name), str(path))
+        try:
+            return object_from_record(path.read_bytes(), name, self.layout.object(name), str(path))
+        except StoreCorrupt as error:
+            error.remedy = (
+                "while the index is whole, `mm store repair` writes it anew; else move it and the "
+                "folder beside it away: the object is then built again"
+            )
+            raise
 
     def recorded(self, name: str) -> StoreObject | None:
         """What the index says about an object, whether its folder is there or not."""
@@ -970,6 +995,12 @@ def _insert_realisation(index: sqlite3.Connection, realisation: Realisation) -> 
         "INSERT OR REPLACE INTO realisation VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
         tuple(realisation.as_json().values()),
     )
+
+
+def _insert_derivation(index: sqlite3.Connection, digest: str, row: Any) -> None:
+    if isinstance(row, dict):
+        values = (digest, row.get("recipe", ""), row.get("name", ""))
+        index.execute("INSERT OR REPLACE INTO derivation VALUES (?, ?, ?)", values)
 
 
 def _missing_path(name: str) -> StoreCorrupt:

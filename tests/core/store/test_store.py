@@ -195,6 +195,23 @@ def test_the_index_is_rebuilt_from_the_disk(store: Store) -> None:
     assert again.realisations_of(b.name) == [before[1]]
 
 
+def test_an_index_of_an_earlier_version_is_made_anew(store: Store) -> None:
+    """Nothing has to be migrated: the disk says everything."""
+    found = add(store, "a", {"f": b"a"})
+    with store.index.read() as index:
+        index.execute("DROP TABLE derivation")
+        index.execute("PRAGMA user_version=1")
+    store.close()
+    again = Store(store.root, floor_bytes=0)
+    assert list(again.objects()) == [found]
+    assert again.last_built("write", "a") is None
+    with again.index.read() as index:
+        index.execute("PRAGMA user_version=99")
+    again.close()
+    with pytest.raises(StoreCorrupt, match="newer mmadmin"):
+        Store(store.root)
+
+
 def test_a_damaged_index_is_said_in_words(store: Store) -> None:
     """Bytes that are no database are an error with the remedy, not a traceback."""
     store.close()
