@@ -152,7 +152,7 @@ def build_engine(
     archive = ENGINE_SOURCE
     if chosen.source:
         path = chosen.source.resolve()
-        archive = LockedFile(path.name, hash_file(path), path.stat().st_size, PathSource(str(path)))
+        archive = LockedFile(path.name, *hash_file(path), PathSource(str(path)))
     unused = LockedFile("model.gguf", "0" * 64, 1, PathSource("/nonexistent/model.gguf"))
     goal = assemble(spec, Lock(model=(unused,), engine=archive), facts)
     engine = goal.inputs["engine"]
