@@ -1,0 +1,34 @@
+"""The memory model against the real engine: what it logs while it loads a real model."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.fit import serve_once
+from mmadmin.core.engine import System
+from mmadmin.core.engines.llama_server import ENGINE, Seat
+from mmadmin.core.memory_report import compare_buffers
+from mmadmin.host.engine_process import free_port
+from mmadmin.host.facts import host_facts
+from mmadmin.host.fit import predict_system
+from tests.support.engine import EngineStore
+
+
+@pytest.mark.engine
+def test_a_real_model_takes_what_was_predicted(engine_store: EngineStore) -> None:
+    """Weights, cache and compute buffers of SmolLM2 are within 3 % of the engine's own numbers."""
+    options = {"context": 2048, "slots": 2, "gpu_layers": 0, "flags": {"verbosity": 4}}
+    system = System(
+        engine=engine_store.path("engine"),
+        model=engine_store.model,
+        template=None,
+        options=options,
+        engine_kind="llama-server",
+        alias="smollm2",
+    )
+    launch = ENGINE.launch(system, Seat("127.0.0.1", free_port(28400)))
+    lines = serve_once(list(launch.argv), {**launch.env, launch.secret_env: "test"})
+    rows = {r.part: r for r in compare_buffers(predict_system(system, host_facts(), []), lines)}
+    assert {"host mapped", "host cache", "host compute"} <= set(rows)
+    for part in ("host mapped", "host cache", "host compute"):
+        assert abs(rows[part].error_permille) <= 30, rows[part]
