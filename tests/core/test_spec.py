@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from datetime import date
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mmadmin.core.engines.llama_fields import FIELDS as SERVE_FIELDS
 from mmadmin.core.errors import InvalidSpec
-from mmadmin.core.spec import describe_spec, parse_spec, spec_to_toml
+from mmadmin.core.spec import describe_spec, parse_spec, spec_from_document, spec_to_toml
+from mmadmin.core.spec_fields import SECTIONS
 
 CATALOG = Path(__file__).parents[2] / "deployments" / "catalog"
 SMALL = """
@@ -167,6 +171,52 @@ def test_any_inline_template_survives_writing(text):
         }
     )
     assert parse_spec(spec_to_toml(changed)) == changed
+
+
+FIELDS = [
+    (section, field)
+    for section, fields in {**SECTIONS, "serve": SERVE_FIELDS}.items()
+    for field in fields
+]
+VALUES = st.sampled_from(
+    [True, False, 0, 1, -1, 2**60, Decimal("0.5"), Decimal("NaN"), "", "x", "a/b", "\n", "é"]
+    + [
+        "https://x",
+        "0" * 64,
+        [],
+        [1],
+        ["x"],
+        [[1]],
+        {},
+        {"a": 1},
+        {"warmup": False},
+        date(2026, 1, 1),
+    ]
+    + [[{"kind": "replace", "old": "a", "new": "b"}], [{"kind": 5}], [{}]]
+)
+SOURCES = st.sampled_from(
+    [
+        {"source": "index", "package": "a==1", "file": "a.gguf"},
+        {"source": "hub", "repo": "a/b", "quant": "Q8_0"},
+        {"source": "path", "path": "/a.gguf"},
+    ]
+)
+
+
+@given(model=SOURCES, changes=st.lists(st.tuples(st.sampled_from(FIELDS), VALUES), max_size=3))
+def test_any_document_is_taken_or_refused_in_words(model, changes):
+    """Nothing but an `InvalidSpec` with a remedy comes out; what is taken can be written."""
+    document = {"name": "x", "model": dict(model), "engine": {"package": "b==2"}}
+    for (section, field), value in changes:
+        table = document.setdefault(section, {}) if section else document
+        table[field.name] = value
+    try:
+        spec = spec_from_document(document)
+    except InvalidSpec as error:
+        assert error.remedy
+        assert "field" in error.details
+        return
+    assert parse_spec(spec_to_toml(spec)) == spec
 
 
 def test_the_description_covers_every_section_with_help():
