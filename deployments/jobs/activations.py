@@ -191,6 +191,12 @@ class Walker:
             self._do(walk.phase)
             mode = Mode(self.activation.mode) if self.activation.mode else None
             walk = after(walk, mode=mode)
+        self._close_phase()
+
+    def _close_phase(self) -> None:
+        phases = [dict(entry) for entry in self.activation.phases]
+        phases[-1]["ended"] = timezone.now().isoformat()
+        lease.write(self.activation, phases=phases)
 
     def _begin_undo(self, walk: Walk, error: Exception) -> Walk:
         if isinstance(error, MmError):

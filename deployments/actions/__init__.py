@@ -1,0 +1,71 @@
+"""What people ask for: every write of the panel, the API and `mm`.
+
+Each action checks the person's role, writes its rows and one `AuditEvent` in one transaction, and
+after the commit hands jobs to the workers, tells the gate, and tells open pages. Every refusal is
+an `MmError` in words. Permission checks live here (and in `queries`), so that page, API and
+command line cannot differ.
+"""
+
+from deployments.actions.acting import acting_from, require
+from deployments.actions.deploying import (
+    browse,
+    cancel_build,
+    deploy,
+    import_generation,
+    plan,
+    retry_build,
+)
+from deployments.actions.keeping import archive, configure, mark, pin
+from deployments.actions.keys import (
+    edit_key,
+    issue_key,
+    playground_key,
+    revoke_key,
+    rotate_key,
+    suspend_key,
+)
+from deployments.actions.people import (
+    create_user,
+    edit_user,
+    issue_token,
+    revoke_token,
+    set_password,
+    set_role,
+    set_user_active,
+    token_user,
+)
+from deployments.actions.serving import activate, cancel_activation, rollback, rollback_target, stop
+
+__all__ = [
+    "acting_from",
+    "activate",
+    "archive",
+    "browse",
+    "cancel_activation",
+    "cancel_build",
+    "configure",
+    "create_user",
+    "deploy",
+    "edit_key",
+    "edit_user",
+    "import_generation",
+    "issue_key",
+    "issue_token",
+    "mark",
+    "pin",
+    "plan",
+    "playground_key",
+    "require",
+    "retry_build",
+    "revoke_key",
+    "revoke_token",
+    "rollback",
+    "rollback_target",
+    "rotate_key",
+    "set_password",
+    "set_role",
+    "set_user_active",
+    "stop",
+    "suspend_key",
+    "token_user",
+]

@@ -1,0 +1,311 @@
+"""New generations: deploy, plan, import, and the builds that make them."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from django.conf import settings
+from django.db import IntegrityError, transaction
+from django.db.models import Max
+from django.utils import timezone
+
+from deployments import feed
+from deployments.actions.acting import audit, require
+from deployments.actions.finding import ACTIVE_JOB
+from deployments.models import (
+    Browse,
+    Build,
+    Deployment,
+    Generation,
+    Host,
+    Role,
+    Transition,
+    User,
+)
+from deployments.queue import enqueue_on_commit
+from mmadmin.core.errors import Conflict, InvalidInput, InvalidSpec, NotFound
+from mmadmin.core.lifecycle import GenerationState, JobState
+from mmadmin.core.spec import Spec, parse_spec
+
+
+def deploy(actor: User, spec_toml: str, *, reason: str, activate: bool = True) -> Generation:
+    """Record the next generation of the deployment that the spec names, and build it.
+
+    Creates the deployment the first time. With `activate` it goes live once it is built.
+    """
+    require(actor, Role.OPERATOR)
+    spec = parse_spec(spec_toml)
+    with transaction.atomic():
+        deployment = _deployment_for(actor, spec)
+        newest = deployment.generations.aggregate(newest=Max("number"))["newest"] or 0
+        parent = deployment.live or deployment.generations.order_by("-number").first()
+        try:
+            with transaction.atomic():
+                generation = Generation.objects.create(
+                    deployment=deployment,
+                    number=newest + 1,
+                    parent=parent,
+                    spec_toml=spec_toml,
+                    author=actor,
+                    reason=reason,
+                )
+        except IntegrityError as error:
+            raise Conflict(
+                f"{deployment.name} got another generation at the same moment", remedy="try again"
+            ) from error
+        Transition.objects.create(
+            generation=generation, after=GenerationState.PLANNED, actor=actor, reason=reason
+        )
+        _queue_build(actor, generation, activate=activate)
+        audit(
+            actor,
+            "deployment.deploy",
+            f"deployment:{deployment.name}",
+            f"generation {generation.number} of {deployment.name}: {reason}",
+            generation=generation.number,
+            activate=activate,
+        )
+    return generation
+
+
+def import_generation(
+    actor: User, *, spec_toml: str, system: str, reason: str, **recorded: Any
+) -> Generation:
+    """Record a generation that was built elsewhere and whose objects are in this host's store.
+
+    `recorded` are fields of `Generation` as they were there: lock, graph, host_facts, command,
+    template, size_bytes. Creates the deployment the first time; activates nothing.
+    """
+    require(actor, Role.OPERATOR)
+    spec = parse_spec(spec_toml)
+    with transaction.atomic():
+        deployment = _deployment_for(actor, spec)
+        newest = deployment.generations.aggregate(newest=Max("number"))["newest"] or 0
+        generation = Generation.objects.create(
+            deployment=deployment,
+            number=newest + 1,
+            parent=deployment.live or deployment.generations.order_by("-number").first(),
+            spec_toml=spec_toml,
+            author=actor,
+            reason=reason,
+            state=GenerationState.BUILT,
+            system=system,
+            built_at=timezone.now(),
+            **recorded,
+        )
+        Transition.objects.create(
+            generation=generation, after=GenerationState.BUILT, actor=actor, reason=reason
+        )
+        audit(
+            actor,
+            "deployment.import",
+            f"deployment:{deployment.name}",
+            f"generation {generation.number} of {deployment.name}: {reason}",
+            generation=generation.number,
+            system=system,
+        )
+    return generation
+
+
+def _deployment_for(actor: User, spec: Spec) -> Deployment:
+    """The spec's deployment, created or brought up to date, its row locked."""
+    host = _host_for(spec)
+    deployment = (
+        Deployment.objects.select_for_update(of=("self",))
+        .select_related("host", "live")
+        .filter(name=spec.name)
+        .first()
+    )
+    taken = Deployment.objects.filter(public_name=spec.public_name).exclude(name=spec.name).first()
+    if taken is not None:
+        raise Conflict(
+            f"the model name {spec.public_name!r} is taken by the deployment {taken.name}",
+            remedy="choose another public_name",
+        )
+    if deployment is None:
+        try:
+            with transaction.atomic():
+                return Deployment.objects.create(
+                    name=spec.name,
+                    public_name=spec.public_name,
+                    description=spec.description,
+                    host=host,
+                    created_by=actor,
+                    auto_rollback=spec.activation.auto_rollback,
+                    keep_generations=spec.keep.generations,
+                )
+        except IntegrityError as error:
+            raise Conflict(
+                f"the deployment {spec.name} was created by someone else at the same moment",
+                remedy="try again",
+            ) from error
+    if deployment.archived_at is not None:
+        raise Conflict(f"{deployment.name} is archived", remedy="take it out of the archive first")
+    if spec.host and spec.host != deployment.host.name:
+        raise Conflict(
+            f"{deployment.name} lives on the host {deployment.host}",
+            remedy="deploy it under another name to serve it from another host",
+        )
+    deployment.public_name = spec.public_name
+    deployment.description = spec.description
+    deployment.auto_rollback = spec.activation.auto_rollback
+    deployment.keep_generations = spec.keep.generations
+    deployment.save(
+        update_fields=["public_name", "description", "auto_rollback", "keep_generations"]
+    )
+    transaction.on_commit(feed.publish_snapshot)
+    return deployment
+
+
+def _host_for(spec: Spec) -> Host:
+    """The host that the spec names, or the panel's own."""
+    if spec.host in ("", settings.HOST_NAME):
+        return Host.objects.get_or_create(name=settings.HOST_NAME)[0]
+    host = Host.objects.filter(name=spec.host).first()
+    if host is None:
+        raise InvalidSpec(
+            f'there is no host "{spec.host}"',
+            remedy="start its worker once, or leave the field out",
+            field="host",
+        )
+    return host
+
+
+def _queue_build(actor: User, generation: Generation, *, activate: bool) -> Build:
+    build = Build.objects.create(
+        deployment=generation.deployment,
+        generation=generation,
+        spec_toml=generation.spec_toml,
+        host=generation.deployment.host,
+        actor=actor,
+        activate_after=activate,
+    )
+    enqueue_on_commit(build)
+    _announce_build(build)
+    return build
+
+
+def _announce_build(build: Build) -> None:
+    name = build.deployment.name if build.deployment else ""
+    transaction.on_commit(lambda: feed.announce("build", build.pk, deployment=name, build=build.pk))
+
+
+def plan(actor: User, spec_toml: str) -> Build:
+    """Ask the host's worker what a deploy of this spec would build and fetch; changes nothing."""
+    require(actor, Role.OPERATOR)
+    spec = parse_spec(spec_toml)
+    with transaction.atomic():
+        host = _host_for(spec)
+        build = Build.objects.create(
+            deployment=Deployment.objects.filter(name=spec.name).first(),
+            spec_toml=spec_toml,
+            dry_run=True,
+            host=host,
+            actor=actor,
+        )
+        enqueue_on_commit(build)
+        _announce_build(build)
+        audit(actor, "build.plan", f"deployment:{spec.name}", f"plan of {spec.name}")
+    return build
+
+
+REPO = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+
+
+REVISION = re.compile(r"[\w./-]{1,255}")
+
+
+def browse(
+    actor: User, repo: str, *, revision: str = "main", options: dict[str, Any] | None = None
+) -> Browse:
+    """Ask the host's worker what a hub repository offers, and whether it fits."""
+    require(actor, Role.OPERATOR)
+    repo = repo.strip().removeprefix("https://huggingface.co/").strip("/")
+    if not REPO.fullmatch(repo) or len(repo) > 200:  # noqa: PLR2004
+        raise InvalidInput(f"{repo!r} is not a repository", remedy="write owner/name", field="repo")
+    if not REVISION.fullmatch(revision):
+        raise InvalidInput(
+            f"{revision!r} is not a revision",
+            remedy="write a branch, a tag or a commit",
+            field="revision",
+        )
+    with transaction.atomic():
+        host = Host.objects.get_or_create(name=settings.HOST_NAME)[0]
+        job = Browse.objects.create(
+            repo=repo, revision=revision, options=options, host=host, actor=actor
+        )
+        enqueue_on_commit(job)
+    return job
+
+
+def retry_build(actor: User, build_id: int) -> Build:
+    """Build a failed generation again, as a new build: the failed one stays in the history."""
+    require(actor, Role.OPERATOR)
+    with transaction.atomic():
+        build = _build(build_id)
+        if build.generation is None:
+            raise Conflict("a dry run is not repeated", remedy="ask for a new plan")
+        if build.generation.builds.filter(state__in=ACTIVE_JOB).exists():
+            raise Conflict(f"{build.generation.uid} is being built already")
+        if build.generation.state != GenerationState.FAILED or build.generation.system:
+            raise Conflict(
+                f"{build.generation.uid} is {build.generation.state}: nothing to build again"
+            )
+        again = _queue_build(actor, build.generation, activate=build.activate_after)
+        audit(
+            actor,
+            "build.retry",
+            f"generation:{build.generation.uid}",
+            f"build of {build.generation.uid} again",
+            build=again.pk,
+        )
+    return again
+
+
+def cancel_build(actor: User, build_id: int) -> Build:
+    """Cancel a build: at once when it waits, else its worker ends the whole process group."""
+    require(actor, Role.OPERATOR)
+    with transaction.atomic():
+        build = _build(build_id)
+        now = timezone.now()
+        waiting = Build.objects.filter(pk=build.pk, state=JobState.QUEUED).update(
+            state=JobState.CANCELLED, cancel_requested_at=now, ended_at=now
+        )
+        if waiting and build.generation is not None:
+            _fail_unbuilt(actor, build.generation, "the build was cancelled before it began")
+        elif not waiting and not Build.objects.filter(pk=build.pk, state=JobState.RUNNING).update(
+            cancel_requested_at=now
+        ):
+            raise Conflict(f"build {build.pk} has ended already ({build.state})")
+        uid = build.generation.uid if build.generation else ""
+        audit(actor, "build.cancel", f"generation:{uid}", f"cancel of build {build.pk}")
+        _announce_build(build)
+    build.refresh_from_db()
+    return build
+
+
+def _fail_unbuilt(actor: User, generation: Generation, reason: str) -> None:
+    before = generation.state
+    changed = Generation.objects.filter(
+        pk=generation.pk, state__in=[GenerationState.PLANNED, GenerationState.BUILDING]
+    ).update(state=GenerationState.FAILED, state_reason=reason, changed_at=timezone.now())
+    if changed:
+        Transition.objects.create(
+            generation=generation,
+            before=before,
+            after=GenerationState.FAILED,
+            actor=actor,
+            reason=reason,
+        )
+
+
+def _build(build_id: int) -> Build:
+    build = (
+        Build.objects.select_related("generation__deployment__host", "deployment", "host")
+        .filter(pk=build_id)
+        .first()
+    )
+    if build is None:
+        raise NotFound(f"there is no build {build_id}")
+    return build

@@ -1,0 +1,195 @@
+"""People, their roles and their API tokens."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from django.conf import settings
+from django.contrib.auth.password_validation import validate_password
+from django.core.exceptions import ValidationError
+from django.db import transaction
+from django.utils import timezone
+
+from deployments.actions.acting import audit, require
+from deployments.actions.keys import check_key_fields, pepper
+from deployments.models import (
+    Role,
+    User,
+    UserToken,
+)
+from mmadmin.core import access
+from mmadmin.core.errors import Conflict, InvalidInput, NotFound
+
+
+def create_user(
+    actor: User, *, username: str, password: str, role: Role | str = Role.VIEWER, email: str = ""
+) -> User:
+    """Add a person."""
+    require(actor, Role.ADMIN)
+    role = _role(role)
+    user = User(username=username, role=role, email=email)
+    _check_password(password, user)
+    user.set_password(password)
+    try:
+        user.full_clean(exclude=["password"])
+    except ValidationError as error:
+        raise InvalidInput(" ".join(error.messages), field="username") from error
+    with transaction.atomic():
+        user.save()
+        audit(
+            actor, "user.create", f"user:{username}", f"{username} is {role.value}", role=role.value
+        )
+    return user
+
+
+def _role(role: Role | str) -> Role:
+    try:
+        return Role(role)
+    except ValueError as error:
+        raise InvalidInput(
+            f"{role!r} is not a role", remedy=f"use {', '.join(Role.values)}", field="role"
+        ) from error
+
+
+def _check_password(password: str, user: User) -> None:
+    try:
+        validate_password(password, user)
+    except ValidationError as error:
+        raise InvalidInput(" ".join(error.messages), field="password") from error
+
+
+def _locked_user(username: str) -> User:
+    user = User.objects.select_for_update().filter(username=username).first()
+    if user is None:
+        raise NotFound(f"there is no user {username}")
+    return user
+
+
+def _keep_one_admin(user: User) -> None:
+    others = User.objects.filter(is_active=True, role=Role.ADMIN).exclude(pk=user.pk)
+    if user.role == Role.ADMIN and not others.exists():
+        raise Conflict(f"{user} is the last admin", remedy="make someone else admin first")
+
+
+def set_role(actor: User, username: str, role: Role | str) -> User:
+    """Change a person's role."""
+    require(actor, Role.ADMIN)
+    role = _role(role)
+    with transaction.atomic():
+        user = _locked_user(username)
+        if role != Role.ADMIN:
+            _keep_one_admin(user)
+        user.role = role
+        user.is_staff = user.is_superuser = role == Role.ADMIN
+        user.save(update_fields=["role", "is_staff", "is_superuser"])
+        audit(
+            actor, "user.role", f"user:{username}", f"{username} is {role.value}", role=role.value
+        )
+    return user
+
+
+def set_user_active(actor: User, username: str, *, on: bool) -> User:
+    """Let a person in, or keep them out; their history stays."""
+    require(actor, Role.ADMIN)
+    with transaction.atomic():
+        user = _locked_user(username)
+        if not on:
+            _keep_one_admin(user)
+        user.is_active = on
+        user.save(update_fields=["is_active"])
+        verb = "enable" if on else "disable"
+        audit(actor, f"user.{verb}", f"user:{username}", f"{verb} {username}")
+    return user
+
+
+def set_password(actor: User, username: str, password: str) -> User:
+    """Set a password: one's own, or anyone's by an admin."""
+    if actor.get_username() != username:
+        require(actor, Role.ADMIN)
+    else:
+        require(actor, Role.VIEWER)
+    with transaction.atomic():
+        user = _locked_user(username)
+        _check_password(password, user)
+        user.set_password(password)
+        user.save(update_fields=["password"])
+        audit(actor, "user.password", f"user:{username}", f"new password of {username}")
+    return user
+
+
+def edit_user(
+    actor: User,
+    username: str,
+    *,
+    role: Role | str | None = None,
+    active: bool | None = None,
+    password: str | None = None,
+) -> User:
+    """Change several things of a person at once; all of it or nothing."""
+    with transaction.atomic():
+        if role is not None:
+            set_role(actor, username, role)
+        if active is not None:
+            set_user_active(actor, username, on=active)
+        if password is not None:
+            set_password(actor, username, password)
+        if actor.get_username() != username:
+            require(actor, Role.ADMIN)
+        return _locked_user(username)
+
+
+def issue_token(
+    actor: User, *, note: str = "", expires_at: datetime | None = None
+) -> tuple[UserToken, str]:
+    """Make a personal token for the REST API; its text is returned this once."""
+    require(actor, Role.VIEWER)
+    check_key_fields({"note": note, "expires_at": expires_at})
+    new = access.new_key(pepper())
+    text = TOKEN_PREFIX + new.text.removeprefix("sk-mm-")
+    with transaction.atomic():
+        token = UserToken.objects.create(
+            user=actor,
+            token_id=new.key_id,
+            digest=access.key_digest(text, pepper()),
+            note=note.strip(),
+            expires_at=expires_at,
+        )
+        audit(actor, "token.issue", f"token:{token.token_id}", f"token of {actor}")
+    return token, text
+
+
+TOKEN_PREFIX = "pat-mm-"  # noqa: S105
+
+
+TOKEN_SEEN_EVERY = timedelta(minutes=1)
+
+
+def token_user(text: str) -> User | None:
+    """The person whose personal token this is, while both are valid; notes that it was used."""
+    if not text.startswith(TOKEN_PREFIX) or not settings.KEY_PEPPER:
+        return None
+    token_id = access.parse_key("sk-mm-" + text.removeprefix(TOKEN_PREFIX))
+    token = UserToken.objects.select_related("user").filter(token_id=token_id).first()
+    if token is None or not access.key_matches(text, token.digest, settings.KEY_PEPPER):
+        return None
+    now = timezone.now()
+    expired = token.expires_at is not None and token.expires_at <= now
+    if expired or token.revoked_at is not None or not token.user.is_active:
+        return None
+    if token.last_used_at is None or token.last_used_at < now - TOKEN_SEEN_EVERY:
+        UserToken.objects.filter(pk=token.pk).update(last_used_at=now)
+    return token.user
+
+
+def revoke_token(actor: User, token_id: str) -> UserToken:
+    """End a personal token: one's own, or anyone's by an admin."""
+    require(actor, Role.VIEWER)
+    with transaction.atomic():
+        token = UserToken.objects.select_for_update().filter(token_id=token_id).first()
+        if token is None or (token.user_id != actor.pk and not actor.at_least(Role.ADMIN)):
+            raise NotFound(f"there is no token {token_id}")
+        if token.revoked_at is None:
+            token.revoked_at = timezone.now()
+            token.save(update_fields=["revoked_at"])
+            audit(actor, "token.revoke", f"token:{token_id}", f"token {token_id} revoked")
+    return token

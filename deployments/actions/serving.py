@@ -1,0 +1,154 @@
+"""What is live: activate, roll back, stop."""
+
+from __future__ import annotations
+
+from django.db import IntegrityError, transaction
+from django.utils import timezone
+
+from deployments import feed
+from deployments.actions.acting import audit, require
+from deployments.actions.finding import generation_of, locked_deployment
+from deployments.models import (
+    Activation,
+    ActivationKind,
+    Deployment,
+    Generation,
+    Mark,
+    Role,
+    User,
+)
+from deployments.queue import enqueue_on_commit
+from mmadmin.core.errors import Conflict, InvalidInput, NotFound
+from mmadmin.core.lifecycle import GenerationState, JobState
+
+MAY_START = (GenerationState.BUILT, GenerationState.RETIRED, GenerationState.FAILED)
+
+
+def activate(actor: User, name: str, number: int, *, reason: str = "") -> Activation:
+    """Make a built generation live."""
+    require(actor, Role.OPERATOR)
+    with transaction.atomic():
+        deployment = locked_deployment(name)
+        target = generation_of(deployment, number)
+        return _queue_activation(actor, deployment, target, ActivationKind.ACTIVATE, reason)
+
+
+def rollback(actor: User, name: str, *, to: int | None = None, reason: str) -> Activation:
+    """Bring an earlier generation back; without `to`, the last one that was live before."""
+    require(actor, Role.OPERATOR)
+    if not reason.strip():
+        raise InvalidInput("a roll-back needs a reason", remedy="say why, for the history")
+    with transaction.atomic():
+        deployment = locked_deployment(name)
+        target = generation_of(deployment, to) if to is not None else rollback_target(deployment)
+        if target is None:
+            raise Conflict(
+                f"{name} has no earlier generation that was live", remedy="name one with --to"
+            )
+        return _queue_activation(actor, deployment, target, ActivationKind.ROLLBACK, reason)
+
+
+def rollback_target(deployment: Deployment) -> Generation | None:
+    """The generation that a roll-back without a number would bring back."""
+    once_live = deployment.generations.filter(
+        transitions__after=GenerationState.LIVE, state=GenerationState.RETIRED
+    ).exclude(mark=Mark.BAD)
+    if deployment.live is not None:
+        once_live = once_live.filter(number__lt=deployment.live.number)
+    return once_live.order_by("-number").first()
+
+
+def stop(actor: User, name: str, *, reason: str = "") -> Activation:
+    """Take the deployment's live generation down."""
+    require(actor, Role.OPERATOR)
+    with transaction.atomic():
+        deployment = locked_deployment(name)
+        if deployment.live is None:
+            raise Conflict(f"{name} has no live generation")
+        return _queue_activation(actor, deployment, None, ActivationKind.STOP, reason)
+
+
+def _queue_activation(
+    actor: User,
+    deployment: Deployment,
+    target: Generation | None,
+    kind: ActivationKind,
+    reason: str,
+) -> Activation:
+    if deployment.archived_at is not None:
+        raise Conflict(f"{deployment.name} is archived")
+    if target is not None:
+        if deployment.live_id == target.pk:
+            raise Conflict(f"{target.uid} is live already")
+        if not target.system or target.state not in MAY_START:
+            raise Conflict(
+                f"{target.uid} cannot go live: it is {target.state}",
+                remedy="wait for its build" if not target.system else "",
+            )
+    try:
+        with transaction.atomic():
+            activation = Activation.objects.create(
+                deployment=deployment,
+                target=target,
+                previous=deployment.live,
+                kind=kind,
+                reason=reason,
+                host=deployment.host,
+                actor=actor,
+            )
+    except IntegrityError as error:
+        raise Conflict(
+            f"{deployment.name} is in the middle of another activation",
+            remedy="wait for it or cancel it",
+        ) from error
+    enqueue_on_commit(activation)
+    _announce_activation(activation)
+    what = target.uid if target else deployment.name
+    audit(
+        actor,
+        f"deployment.{kind.value}",
+        f"deployment:{deployment.name}",
+        f"{kind.value} {what}: {reason}" if reason else f"{kind.value} {what}",
+        generation=target.number if target else None,
+        activation=activation.pk,
+    )
+    return activation
+
+
+def _announce_activation(activation: Activation) -> None:
+    name = activation.deployment.name
+    transaction.on_commit(
+        lambda: feed.announce(
+            "activation", activation.pk, deployment=name, activation=activation.pk
+        )
+    )
+
+
+def cancel_activation(actor: User, activation_id: int) -> Activation:
+    """Cancel an activation; what was live before stays or comes back."""
+    require(actor, Role.OPERATOR)
+    with transaction.atomic():
+        activation = (
+            Activation.objects.select_related("deployment", "target")
+            .filter(pk=activation_id)
+            .first()
+        )
+        if activation is None:
+            raise NotFound(f"there is no activation {activation_id}")
+        now = timezone.now()
+        if not Activation.objects.filter(pk=activation.pk, state=JobState.QUEUED).update(
+            state=JobState.CANCELLED, cancel_requested_at=now, ended_at=now
+        ) and not Activation.objects.filter(pk=activation.pk, state=JobState.RUNNING).update(
+            cancel_requested_at=now
+        ):
+            raise Conflict(f"activation {activation.pk} has ended already ({activation.state})")
+        name = activation.deployment.name
+        audit(
+            actor,
+            "activation.cancel",
+            f"deployment:{name}",
+            f"cancel of activation {activation.pk} of {name}",
+        )
+        _announce_activation(activation)
+    activation.refresh_from_db()
+    return activation
