@@ -83,6 +83,7 @@ class RedisDirectory:
         self._listeners: list[Listener] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._one_at_a_time = asyncio.Lock()
+        self._to_keep = asyncio.Event()
         self.connected = False
 
     async def snapshot(self) -> Snapshot:
@@ -107,6 +108,7 @@ class RedisDirectory:
         self._tasks = [
             asyncio.create_task(self._follow()),
             asyncio.create_task(self._tick()),
+            asyncio.create_task(self._keep_for_ever()),
             asyncio.create_task(self.courier.run()),
         ]
 
@@ -126,7 +128,7 @@ class RedisDirectory:
             if isinstance(raw, bytes) and raw != self._raw:
                 self._raw = raw
                 if self._take(raw, "the broker"):
-                    await asyncio.to_thread(_keep, self._folder / KEPT, raw)
+                    self._to_keep.set()
 
     async def _follow(self) -> None:
         """Listen for nudges; connect again when the broker went away."""
@@ -144,6 +146,13 @@ class RedisDirectory:
                     log.warning("the broker is away (%s): serving from memory", error)
                 self.connected = False
             await asyncio.sleep(0.25)
+
+    async def _keep_for_ever(self) -> None:
+        """Keep a copy of what is served from; apart, so that a slow disk delays no revocation."""
+        while True:
+            await self._to_keep.wait()
+            self._to_keep.clear()
+            await asyncio.to_thread(_keep, self._folder / KEPT, self._raw)
 
     async def _tick(self) -> None:
         while True:

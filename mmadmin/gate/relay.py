@@ -43,6 +43,7 @@ COMMENT = b": waiting\n\n"
 _STREAM_HEAD = [(b"content-type", b"text/event-stream; charset=utf-8")]
 _UNBUFFERED = [(b"cache-control", b"no-cache, no-transform"), (b"x-accel-buffering", b"no")]
 """For the proxies in front: nginx and Cloudflare pass events on as they come."""
+_SET_FOR_STREAMS = frozenset(name for name, _ in _UNBUFFERED)
 _OURS = frozenset(
     {
         b"connection",
@@ -307,7 +308,7 @@ class Relay:
         assert tap is not None  # noqa: S101 (made before)
         status = connection.status
         if not flight.head_sent:
-            headers += _UNBUFFERED
+            headers = [pair for pair in headers if pair[0] not in _SET_FOR_STREAMS] + _UNBUFFERED
             await send({"type": "http.response.start", "status": status, "headers": headers})
             flight.head_sent = True
         now = time.monotonic

@@ -29,6 +29,12 @@ ENDS: dict[Dialect, tuple[bytes, ...]] = {
     "anthropic": (b"event: message_stop",),
 }
 """How the last frame of a whole answer begins."""
+_MARKS: dict[Dialect, tuple[bytes, ...]] = {
+    "openai": (b"[DONE]",),
+    "responses": (b"response.completed", b"response.incomplete", b"response.failed", b"[DONE]"),
+    "anthropic": (b"message_stop",),
+}
+"""What every such frame contains: a chunk without it need not be taken apart."""
 HELD_LIMIT_BYTES = 4 * 1024 * 1024
 """A frame longer than this passes without being looked at."""
 
@@ -40,6 +46,7 @@ class SseTap:
         "_ends",
         "_hide",
         "_looks",
+        "_marks",
         "_tail",
         "ended",
         "events",
@@ -50,6 +57,7 @@ class SseTap:
     def __init__(self, *, hide_usage: bool, dialect: Dialect) -> None:
         self._hide = hide_usage
         self._ends = ENDS[dialect]
+        self._marks = _MARKS[dialect]
         self._tail = b""
         self.ended = False
         """The engine said that the answer is whole."""
@@ -75,10 +83,13 @@ class SseTap:
             and b"\r" not in chunk
             and chunk.startswith(_COMMON)
             and b"\nerror:" not in chunk
-            and not any(end in chunk for end in self._ends)
         ):
-            self.events += chunk.count(b"\n\n")
-            return chunk
+            for mark in self._marks:
+                if mark in chunk:
+                    break
+            else:
+                self.events += chunk.count(b"\n\n")
+                return chunk
         return self._feed_slowly(chunk)
 
     def _feed_slowly(self, chunk: bytes) -> bytes:

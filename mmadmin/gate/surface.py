@@ -37,6 +37,8 @@ _ALL = (
     Endpoint("completions", "/v1/completions", streams=True, asks_usage=True),
     Endpoint("embeddings", "/v1/embeddings"),
     Endpoint("responses", "/v1/responses", dialect="responses", streams=True),
+    Endpoint("chat", "/v1/chat/completions/input_tokens", takes_slot=False),
+    Endpoint("responses", "/v1/responses/input_tokens", takes_slot=False),
     Endpoint("rerank", "/v1/rerank"),
     Endpoint("tokenize", "/tokenize", takes_slot=False, needs_model=False),
     Endpoint("tokenize", "/detokenize", takes_slot=False, needs_model=False),

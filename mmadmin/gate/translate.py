@@ -7,6 +7,7 @@ which is about the gate's credential and not about the client's.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import orjson
@@ -14,11 +15,18 @@ import orjson
 from mmadmin.gate.refusal import Refusal
 
 TEMPLATE_MARK = "Jinja Exception: "
+_CLIENTS_FAULT = re.compile(
+    r"Failed to (?:parse (?:messages|tools|tool call)|load image|download image|tokenize prompt)"
+    r"|Unsupported param|Only no echo|Invalid base64|Cannot (?:use both|specify)"
+    r"|Multimodal data provided|[\"']\w+[\"'] is required"
+)
+"""llama-server says 500 to these; they are about the request."""
+_NO_INPUT = re.compile(r"(image|audio|video) input is not supported")
 _SHOWN = 2000
 """Longest engine message that is passed on, in characters."""
 
 
-def refusal_of_answer(  # noqa: PLR0911 (a table of cases)
+def refusal_of_answer(  # noqa: C901, PLR0911 (a table of cases)
     status: int, headers: list[tuple[bytes, bytes]], body: bytes
 ) -> Refusal:
     """The client's error for an engine's answer that is not a success."""
@@ -30,6 +38,15 @@ def refusal_of_answer(  # noqa: PLR0911 (a table of cases)
     if at >= 0:
         words = message[at + len(TEMPLATE_MARK) :].strip() or "the chat template refused it"
         return Refusal(400, words, reason="template_refused", param="messages")
+    if (without := _NO_INPUT.search(message)) is not None:
+        return Refusal(
+            400,
+            f"This model does not accept {without[1]} input.",
+            reason="input_not_supported",
+            param="messages",
+        )
+    if status == 500 and _CLIENTS_FAULT.match(message):  # noqa: PLR2004
+        return Refusal(400, message)
     kind = error.get("type") if isinstance(error.get("type"), str) else None
     if kind == "exceed_context_size_error" or "context length" in message.lower():
         return Refusal(400, message, reason="context_length_exceeded", param="messages")

@@ -306,6 +306,8 @@ async def test_tokenize_finds_the_only_model(house: House) -> None:
         (400, {"error": {"message": "bad field", "code": 400}}, 400, None),
         (422, {"detail": [{"loc": ["body"], "msg": "bad"}]}, 422, None),
         (500, b"<html>oops</html>", 500, "upstream_error"),
+        (500, {"error": {"message": "Failed to parse tools: [json.exception]", "code": 500}}, 400, None),
+        (500, {"error": {"message": "image input is not supported - hint", "code": 500}}, 400, "input_not_supported"),
         (502, b"", 502, "upstream_error"),
     ],
 )  # fmt: skip
