@@ -15,9 +15,14 @@ from rich.markup import escape
 from mmadmin.cli.deployments import SpecFile, read_spec
 from mmadmin.cli.output import JsonFlag, bytes_text, console, emit_json, table
 from mmadmin.core.described_host import described_host
+from mmadmin.core.engine import Options
+from mmadmin.core.facts import HostFacts
 from mmadmin.core.home import Home
-from mmadmin.core.placement import HostView, place
+from mmadmin.core.memory import RunShape, device_of
+from mmadmin.core.model_shape import ModelShape
+from mmadmin.core.placement import RESERVE_BYTES, Answer, HostView, place
 from mmadmin.core.spec import parse_spec
+from mmadmin.core.suggest import largest_context, most_slots
 
 HOSTS = Path(__file__).resolve().parents[2] / "deployments" / "hosts"
 
@@ -42,6 +47,7 @@ def fit(file: SpecFile, *, on: OnHost = "", as_json: JsonFlag = False) -> None:
     facts = described_host(HOSTS, on) if on else host_facts(home.store)
     answer = place(wanted_of(spec, seen.shape), [HostView(on or "this machine", facts)])
     rows = answer_as_json(answer)
+    room = _room(answer, seen.shape, spec.serve, facts)
     if as_json:
         emit_json(
             {
@@ -50,6 +56,7 @@ def fit(file: SpecFile, *, on: OnHost = "", as_json: JsonFlag = False) -> None:
                 "size_bytes": seen.size_bytes,
                 "licence": seen.listing.licence if seen.listing else "",
                 "answers": rows,
+                **room,
             }
         )
     else:
@@ -59,8 +66,27 @@ def fit(file: SpecFile, *, on: OnHost = "", as_json: JsonFlag = False) -> None:
         )
         for row in rows:
             _show(row)
+        if room:
+            console.print(
+                f"at most {room['largest_context']} tokens a request, "
+                f"or {room['most_slots']} requests of this context at once"
+            )
     if not answer.candidates:
         raise typer.Exit(1)
+
+
+def _room(answer: Answer, shape: ModelShape, serve: Options, facts: HostFacts) -> dict[str, int]:
+    """How far context and slots could go on the GPUs that were found; empty without them."""
+    if not answer.candidates or not answer.candidates[0].devices:
+        return {}
+    chosen = answer.candidates[0].devices
+    devices = [device_of(gpu) for gpu in facts.gpus if gpu.index in chosen]
+    run = RunShape.from_options(serve)
+    reserve = RESERVE_BYTES
+    return {
+        "largest_context": largest_context(shape, run, devices, reserve_bytes=reserve),
+        "most_slots": most_slots(shape, run, devices, reserve_bytes=reserve),
+    }
 
 
 def _show(row: dict[str, Any]) -> None:

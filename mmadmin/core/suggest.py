@@ -22,6 +22,9 @@ from mmadmin.core.memory import (
 from mmadmin.core.model_shape import ModelShape
 from mmadmin.core.recipe import Json
 
+SLOT_LIMIT = 32
+"""More slots than this are not suggested: each one slows the others down."""
+
 
 @dataclass(frozen=True, slots=True)
 class Suggestion:
@@ -61,6 +64,26 @@ def largest_context(
         else:
             high = middle - 1
     return low * 1024
+
+
+def most_slots(
+    shape: ModelShape,
+    run: RunShape,
+    devices: Sequence[Device],
+    *,
+    reserve_bytes: int = 0,
+    calibration: Calibration | None = None,
+) -> int:
+    """How many requests of the run's context are served at once, up to `SLOT_LIMIT`; 0 = none."""
+    low, high = 0, SLOT_LIMIT
+    while low < high:
+        middle = (low + high + 1) // 2
+        tried = predict(shape, replace(run, slots=middle), devices, calibration=calibration)
+        if fits(tried, devices, reserve_bytes=reserve_bytes):
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 def best_split(

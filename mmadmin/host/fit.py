@@ -208,20 +208,31 @@ def offers(
     """A repository's sets and whether each fits on each host, for the page of a new deployment.
 
     One set's header is read; the others have the same layers, and their weights are scaled by the
-    size of their files (`exact` says which). Blocking; a few megabytes.
+    size of their files (`exact` says which). `best` is the largest that fits without stopping
+    anything. Blocking; a few megabytes.
     """
     listing = browse(hub, repo, revision)
     models = [one for one in listing.sets if one.kind == "model" and one.complete]
     data = listing.as_json()
     if not models:
-        return {**data, "offers": []}
+        return {**data, "architecture": "", "best": None, "offers": []}
     smallest = models[0]
     shape = read_shape(hub, listing.repo, listing.commit, smallest).shape
     options: Options = serve or {
         "context": min(shape.context_train or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
     }
     made = [_offer(one, smallest, shape, hosts, options) for one in models]
-    return {**data, "architecture": shape.architecture, "offers": cast("Json", made)}
+    best = [
+        one.label
+        for one, offer in zip(models, made, strict=True)
+        if any(row["ok"] and not row["stop"] for row in cast("list[dict[str, Json]]", offer["fit"]))
+    ]
+    return {
+        **data,
+        "architecture": shape.architecture,
+        "best": best[-1] if best else None,
+        "offers": cast("Json", made),
+    }
 
 
 def _offer(

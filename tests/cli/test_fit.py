@@ -41,6 +41,7 @@ def test_it_fits_four_v100s(local: LocalHub) -> None:
     assert done.exit_code == 0, done.output
     assert "fits on GPU 0, 1, 2, 3" in done.output
     assert "GPU 3:" in done.output
+    assert "tokens a request" in done.output
 
 
 def test_it_does_not_fit_a_t4(local: LocalHub) -> None:

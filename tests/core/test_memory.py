@@ -21,7 +21,7 @@ from mmadmin.core.memory import (
     predict,
 )
 from mmadmin.core.model_shape import shape_of
-from mmadmin.core.suggest import best_split, fits, largest_context, suggest
+from mmadmin.core.suggest import best_split, fits, largest_context, most_slots, suggest
 from tests.core.gguf_tables import llama, mistral_medium, table
 
 GIB = 1024**3
@@ -234,6 +234,17 @@ def test_the_largest_context_fits_and_the_next_does_not() -> None:
     assert 0 < context < 262144
     assert fits(predict(shape, replace(SEED, context=context), cards), cards)
     assert not fits(predict(shape, replace(SEED, context=context + 1024), cards), cards)
+
+
+def test_the_most_slots_for_a_wanted_context() -> None:
+    """Slots that each have the whole context: one more would not fit."""
+    shape, cards = mistral_medium("Q4_K_M"), [V100] * 4
+    run = replace(SEED, context=8192)
+    slots = most_slots(shape, run, cards)
+    assert 1 < slots < 32
+    assert fits(predict(shape, replace(run, slots=slots), cards), cards)
+    assert not fits(predict(shape, replace(run, slots=slots + 1), cards), cards)
+    assert most_slots(mistral_medium("BF16"), run, cards) == 0
 
 
 def test_the_best_split_leaves_more_room_than_the_even_one() -> None:

@@ -120,6 +120,7 @@ def test_offers_say_what_fits_for_every_quant(local: LocalHub) -> None:
         "Q6_K": True,
         "BF16": False,
     }
+    assert found["best"] == "Q6_K"
     assert rows["Q4_K_M"]["exact"]
     assert not rows["Q6_K"]["exact"]
     exact = predict(
