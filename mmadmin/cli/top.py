@@ -14,10 +14,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-import httpx
-import redis
 import typer
-from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Group
 from rich.live import Live
 from rich.markup import escape
@@ -54,6 +51,8 @@ class Figures:
 
 def look(url: str) -> Figures:
     """Read the gate's metrics; `Unreachable` when it does not answer."""
+    import httpx  # noqa: PLC0415 (a third of a second that the other commands need not pay)
+
     try:
         answer = httpx.get(f"{url}/metrics", timeout=5.0, trust_env=False)
         answer.raise_for_status()
@@ -66,6 +65,8 @@ def look(url: str) -> Figures:
 
 def parse(text: str, at: float) -> Figures:
     """Sum an exposition by deployment; tokens by deployment and kind."""
+    from prometheus_client.parser import text_string_to_metric_families  # noqa: PLC0415
+
     samples: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
@@ -107,6 +108,8 @@ def rows(before: Figures, after: Figures) -> list[dict[str, Any]]:
 
 def requests_now(url: str) -> list[dict[str, Any]]:
     """The single requests that the gate's workers are at, oldest first; [] without a broker."""
+    import redis  # noqa: PLC0415 (a quarter of a second)
+
     client = redis.Redis.from_url(url, socket_timeout=1.0, socket_connect_timeout=1.0)
     found: list[dict[str, Any]] = []
     try:
