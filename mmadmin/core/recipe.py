@@ -75,6 +75,15 @@ class ChildLimits:
     output_bytes: int = 64 * 1024 * 1024
 
 
+@dataclass(frozen=True, slots=True)
+class Growing:
+    """A file that a program writes without telling how far it is."""
+
+    path: Path
+    size_bytes: int
+    """About how large it becomes."""
+
+
 class Toolbox(Protocol):
     """A recipe's only hands. Every method raises `Cancelled` once the job is cancelled."""
 
@@ -100,10 +109,12 @@ class Toolbox(Protocol):
         env: Mapping[str, str] | None = None,
         writable: Sequence[Path] = (),
         on_line: LineHook | None = None,
+        grows: Growing | None = None,
     ) -> None:
         """Run a program to its end: sandboxed, without network, output to the log line by line.
 
-        `writable` names folders besides `scratch` and the output that it may write.
+        `writable` names folders besides `scratch` and the output that it may write. `grows` is a
+        file that it writes, whose size is shown as progress.
         Raises `StepFailed` with exit code and the last lines; `DiskFull` when that is why.
         """
         ...

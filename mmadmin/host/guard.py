@@ -21,6 +21,7 @@ import select
 import signal
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
@@ -73,6 +74,14 @@ def _kill_all() -> None:
         time.sleep(0.005)
 
 
+def _keep_to_myself() -> None:
+    """Descriptors that the caller handed down (locks) are the guard's, not the program's."""
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) > 2:  # noqa: PLR2004 (beyond the standard streams)
+            with suppress(OSError):  # the listing's own descriptor is gone by now
+                os.set_inheritable(int(name), False)  # noqa: FBT003
+
+
 def _become_program(command: list[str], limits: dict[str, int], guard: int) -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # the guard has one thread: its end is the guard's end
@@ -95,6 +104,7 @@ def main() -> int:
     caller = int(sys.argv[1])
     limits: dict[str, int] = json.loads(sys.argv[2])
     command = sys.argv[4:]
+    _keep_to_myself()
     told_to_end, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(wake)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):

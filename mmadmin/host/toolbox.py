@@ -22,6 +22,7 @@ from mmadmin.core.errors import (
 )
 from mmadmin.core.recipe import (
     ChildLimits,
+    Growing,
     Json,
     LineHook,
     Source,
@@ -161,6 +162,7 @@ class HostToolbox:
         env: Mapping[str, str] | None = None,
         writable: Sequence[Path] = (),
         on_line: LineHook | None = None,
+        grows: Growing | None = None,
     ) -> None:
         """Run a program to its end inside the sandbox; see the protocol."""
         self._check()
@@ -173,12 +175,18 @@ class HostToolbox:
             if on_line is not None:
                 on_line(line)
 
+        def cancelled() -> bool:  # asked several times a second
+            if grows is not None and grows.path.exists():
+                size = grows.path.stat().st_size
+                self.progress_sink(min(size, grows.size_bytes), grows.size_bytes, "bytes")
+            return self.cancelled()
+
         process.run(
             sandbox.wrap(list(map(str, argv)), cwd=where),
             cwd=where,
             env=environment(self.scratch, env),
             on_line=hand_on,
-            cancelled=self.cancelled,
+            cancelled=cancelled,
             limits=self.config.limits,
             inherit_fds=self.staging.inherit,
             may_fill=writes,

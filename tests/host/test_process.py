@@ -314,12 +314,12 @@ def test_inherited_locks_are_held_by_the_guard_until_the_tree_is_gone(tmp_path: 
     """A lock's descriptor goes to the guard and not to the program."""
     read, write = os.pipe()
     lines: list[str] = []
-    run(
-        *("none", tmp_path, "sh", "-c", f"test -e /proc/$PPID/fd/{write} && echo guard has it"),
-        inherit_fds=(write,),
-        on_line=lines.append,
+    script = (
+        f"test -e /proc/$PPID/fd/{write} && echo guard has it; "
+        f"test -e /proc/$$/fd/{write} || echo program has not"
     )
+    run("none", tmp_path, "sh", "-c", script, inherit_fds=(write,), on_line=lines.append)
     os.close(write)
     assert os.read(read, 1) == b""  # nobody else has it any more
     os.close(read)
-    assert lines == ["guard has it"]
+    assert lines == ["guard has it", "program has not"]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from mmadmin.core.errors import Cancelled, InvalidInput, StepFailed, ToolMissing
-from mmadmin.core.recipe import ChildLimits, UrlSource
+from mmadmin.core.recipe import ChildLimits, Growing, UrlSource
 from mmadmin.host.process import Limits
 from mmadmin.host.toolbox import STEP_LIMITS, HostConfig
 from tests.support.tools import attempt
@@ -45,6 +45,18 @@ def test_no_programs_see_secrets_or_the_callers_environment(
     work.tools.run(["/bin/sh", "-c", f"env; cat {secrets}/key || true"], env={"EXTRA": "1"})
     assert "EXTRA=1" in work.lines
     assert "canary" not in work.log
+
+
+def test_a_growing_file_is_progress(tmp_path: Path) -> None:
+    """A program that says nothing is followed by the size of what it writes."""
+    work = attempt(tmp_path / "work")
+    file = work.tools.scratch / "big"
+    script = f"for i in 1 2 3; do head -c 1000 /dev/zero >> {file}; sleep 0.3; done"
+    work.tools.run(["/bin/sh", "-c", script], grows=Growing(file, 2500))
+    sizes = [done for done, total, unit in work.progress if (total, unit) == (2500, "bytes")]
+    assert sizes == sorted(sizes)
+    assert len(set(sizes)) >= 2
+    assert sizes[-1] <= 2500
 
 
 def test_limits_of_the_host_end_a_step(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mmadmin.core.errors import InvalidDerivation
-from mmadmin.core.recipe import ChildLimits, Json, LineHook, Recipe, Source
+from mmadmin.core.recipe import ChildLimits, Growing, Json, LineHook, Recipe, Source
 from mmadmin.host.policy import Policy
 from mmadmin.host.toolbox import HostConfig, HostToolbox
 
@@ -114,6 +114,7 @@ class NoTools:
         env: Mapping[str, str] | None = None,
         writable: Sequence[Path] = (),
         on_line: LineHook | None = None,
+        grows: Growing | None = None,
     ) -> None:
         raise InvalidDerivation(f"{argv} in a test without programs")
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from mmadmin.core.errors import InvalidDerivation, InvalidModel, StepFailed
 from mmadmin.core.merged import check_merged
 from mmadmin.core.model_check import ask
-from mmadmin.core.recipe import Determinism, FixedFile, Params, Recipe, Toolbox
+from mmadmin.core.recipe import Determinism, FixedFile, Growing, Params, Recipe, Toolbox
 from mmadmin.core.recipe_params import (
     at_path,
     fields,
@@ -83,7 +83,10 @@ class Merge:
         tools.reserve(size + HEADER_ROOM)
         scratch = tools.scratch / "merged.gguf"
         try:
-            tools.run([str(program), "--merge", str(shards[0].path), str(scratch)])
+            tools.run(
+                [str(program), "--merge", str(shards[0].path), str(scratch)],
+                grows=Growing(scratch, size),
+            )
         except StepFailed as error:
             raise StepFailed(
                 f"{error.message} (its errors always name the first shard; all shards passed "
