@@ -39,13 +39,25 @@ def fit(file: SpecFile, *, on: OnHost = "", as_json: JsonFlag = False) -> None:
     Reads the model's header from the hub by ranges; downloads nothing else.
     """
     from mmadmin.host.facts import host_facts  # noqa: PLC0415 (the hub's client and NVML)
-    from mmadmin.host.fit import answer_as_json, look, wanted_of  # noqa: PLC0415
+    from mmadmin.host.fit import (  # noqa: PLC0415
+        answer_as_json,
+        calibration_of,
+        look,
+        running_engines,
+        wanted_of,
+    )
 
     spec = parse_spec(read_spec(file))
     seen = look(spec)
     home = Home.from_env()
-    facts = described_host(HOSTS, on) if on else host_facts(home.store)
-    answer = place(wanted_of(spec, seen.shape), [HostView(on or "this machine", facts)])
+    if on:
+        facts = described_host(HOSTS, on)
+        host = HostView(on, facts)
+    else:
+        facts = host_facts(home.store)
+        engines = running_engines(home, facts)
+        host = HostView("this machine", facts, engines, calibration_of(home))
+    answer = place(wanted_of(spec, seen.shape), [host])
     rows = answer_as_json(answer)
     room = _room(answer, seen.shape, spec.serve, facts)
     if as_json:

@@ -43,6 +43,7 @@ from mmadmin.core.rules import version_of
 from mmadmin.core.spec import Spec
 from mmadmin.host.hub import Hub
 from mmadmin.host.hub_browser import Listing, browse, read_shape
+from mmadmin.host.supervisor import Supervisor
 
 DEFAULT_CONTEXT = 32768
 """Tokens a request, where nobody has said what is wanted."""
@@ -311,6 +312,18 @@ def running_view(name: str, pid: int, facts: HostFacts) -> Running:
     except psutil.NoSuchProcess:
         own = 0
     return Running(name, devices, own)
+
+
+def running_engines(home: Home, facts: HostFacts) -> list[Running]:
+    """What the engines under this installation's supervisor hold; empty when it does not run."""
+    control = Supervisor(home)
+    if not control.running():
+        return []
+    return [
+        running_view(program.name, program.pid, facts)
+        for program in control.status()
+        if program.pid and (home.replicas / f"{program.name}.json").exists()
+    ]
 
 
 def predict_system(

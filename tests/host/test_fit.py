@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -20,6 +21,7 @@ from mmadmin.core.placement import HostView, place
 from mmadmin.core.quants import select
 from mmadmin.core.recipe import HubSource, IndexSource, PathSource
 from mmadmin.core.spec import parse_spec
+from mmadmin.host import fit as fit_module
 from mmadmin.host.facts import host_facts
 from mmadmin.host.fit import (
     answer_as_json,
@@ -30,6 +32,7 @@ from mmadmin.host.fit import (
     offers,
     predict_system,
     report,
+    running_engines,
     running_view,
     shape_of_model,
     wanted_of,
@@ -219,6 +222,29 @@ def test_a_built_system_beside_or_in_place_of_what_runs(tmp_path: Path) -> None:
 def test_a_process_that_is_gone_holds_nothing() -> None:
     """Asking about a pid that ended is no error."""
     assert running_view("gone", 2**22 + 5, host_facts()).host_bytes == 0
+
+
+def test_engines_under_the_supervisor_are_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Programs with a launch file are engines; services are not, and no supervisor means none."""
+
+    class Control:
+        def __init__(self, home: Home) -> None:
+            self.home = home
+
+        def running(self) -> bool:
+            return True
+
+        def status(self) -> list[SimpleNamespace]:
+            return [SimpleNamespace(name=n, pid=os.getpid()) for n in ("gate", "chat-1-ab")]
+
+    home = Home(tmp_path)
+    assert running_engines(home, host_facts()) == []
+    home.replicas.mkdir()
+    (home.replicas / "chat-1-ab.json").write_text("{}")
+    monkeypatch.setattr(fit_module, "Supervisor", Control)
+    assert [one.name for one in running_engines(home, host_facts())] == ["chat-1-ab"]
 
 
 def test_any_shard_stands_for_its_set(tmp_path: Path) -> None:
