@@ -76,10 +76,10 @@ def _kill_all() -> None:
 
 def _keep_to_myself() -> None:
     """Descriptors that the caller handed down (locks) are the guard's, not the program's."""
-    for name in os.listdir("/proc/self/fd"):
-        if int(name) > 2:  # noqa: PLR2004 (beyond the standard streams)
+    for entry in list(Path("/proc/self/fd").iterdir()):
+        if int(entry.name) > 2:  # noqa: PLR2004 (beyond the standard streams)
             with suppress(OSError):  # the listing's own descriptor is gone by now
-                os.set_inheritable(int(name), False)  # noqa: FBT003
+                os.set_inheritable(int(entry.name), False)  # noqa: FBT003
 
 
 def _become_program(command: list[str], limits: dict[str, int], guard: int) -> None:
