@@ -9,14 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from mmadmin.core.errors import DigestMismatch, InvalidInput, SourceMissing
 from mmadmin.core.recipe import HubSource, IndexSource, PathSource, Source, UrlSource
-from mmadmin.host import index
 from mmadmin.host.download import Remote, copy_hashed, download
-from mmadmin.host.hub import Hub
 from mmadmin.host.policy import Policy
+
+if TYPE_CHECKING:
+    from mmadmin.host.hub import Hub
 
 REPLACED = "if it was replaced on purpose, update the lock"
 
@@ -63,6 +65,9 @@ class Fetcher:
 
     def remote(self, source: Source) -> Remote:
         """Where the downloader gets a source's bytes."""
+        from mmadmin.host import index  # noqa: PLC0415 (a local file needs neither client)
+        from mmadmin.host.hub import Hub  # noqa: PLC0415
+
         if isinstance(source, HubSource):
             hub = self.hub or Hub.from_env()
             return hub.remote(source.repo, source.revision, source.path)
