@@ -34,6 +34,14 @@ NOISY = frozenset({"log", "step", "usage"})
 """Kinds that are told only to pages that follow the very thing."""
 
 
+_epoch = [0]
+
+
+def epoch() -> int:
+    """Grows with every event: what was made before the last one may be out of date."""
+    return _epoch[0]
+
+
 class Listener:
     """One open page: the topics that it follows and what it has not been told yet."""
 
@@ -96,6 +104,7 @@ class Hub:
 
     def tell(self, event: Mapping[str, Any]) -> None:
         """Hand an event to every page that follows it."""
+        _epoch[0] += 1
         topics = topics_of(event)
         kind = str(event.get("kind", ""))
         for listener in self._listeners:

@@ -279,11 +279,12 @@ def _last_hour(names: Sequence[str]) -> Mapping[str, dict[str, Any]]:
     return found
 
 
-def history(actor: User, name: str, *, page: int = 1) -> Page[HistoryRow]:
+def history(actor: User, name: str, *, page: int = 1, per_page: int = PER_PAGE) -> Page[HistoryRow]:
     """A deployment's generations, newest first, with how each went."""
     require(actor)
     of = _deployment(name)
-    found = paged(of.generations.select_related("author", "parent__deployment", "deployment"), page)
+    every = of.generations.select_related("author", "parent__deployment", "deployment")
+    found = paged(every, page, per_page)
     rows = _history_rows(found.rows, live_id=of.live_id)
     return Page(rows, found.page, found.pages, found.total, found.per_page)
 

@@ -199,6 +199,11 @@
     const url = new URL(address, location.href);
     const last = view?.dataset.last;
     if (last) url.searchParams.set("after", last);
+    const parts = document.body.dataset.parts;
+    if (parts) {
+      url.searchParams.set("parts", parts);
+      url.searchParams.set("page", location.pathname + location.search);
+    }
     stream = new EventSource(url);
     stream.onopen = () => {
       state("on");
@@ -212,6 +217,17 @@
     };
     stream.addEventListener("change", (event) => {
       for (const kind of JSON.parse(event.data)) htmx.trigger(document.body, `mm:${kind}`);
+    });
+    stream.addEventListener("fragment", (event) => {
+      const made = document.createElement("template");
+      made.innerHTML = JSON.parse(event.data);
+      const fresh = made.content.firstElementChild;
+      const old = fresh && document.getElementById(fresh.id);
+      if (!old) return;
+      Idiomorph.morph(old, fresh, { morphStyle: "outerHTML" });
+      const shown = document.getElementById(fresh.id);
+      if (shown) htmx.process(shown);
+      tick();
     });
     stream.addEventListener("log", (event) =>
       document.dispatchEvent(new CustomEvent("mm:log", { detail: JSON.parse(event.data) })));

@@ -24,6 +24,8 @@ PARTS = {
     "under-way": "deployment/_under_way.html",
     "timeline": "deployment/_timeline.html",
 }
+ROWS = 20
+"""Generations on a page of the history."""
 STARTABLE = frozenset({"built", "retired", "failed"})
 
 
@@ -35,7 +37,8 @@ def deployment(request: HttpRequest, name: str) -> HttpResponse:
     part = request.GET.get("part", "")
     context: dict[str, object] = {"nav": "overview", "row": row, "startable": STARTABLE}
     if part in {"", "timeline"}:
-        context["history"] = queries.history(me, name, page=number_of(request.GET.get("page")))
+        page_number = number_of(request.GET.get("page"))
+        context["history"] = queries.history(me, name, page=page_number, per_page=ROWS)
     return show(request, "deployment/page.html", context, parts=PARTS)
 
 

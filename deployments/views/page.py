@@ -18,6 +18,7 @@ from django.shortcuts import redirect, render
 
 from deployments import actions
 from deployments.models import Role, User
+from deployments.views.shared import fragment
 from mmadmin.core.errors import HTTP_STATUS, MmError, NotFound, Refused
 
 P = ParamSpec("P")
@@ -47,11 +48,13 @@ def page(view: View[P]) -> View[P]:
     @wraps(view)
     def shown(request: HttpRequest, *args: P.args, **kwargs: P.kwargs) -> HttpResponseBase:
         try:
-            return view(request, *args, **kwargs)
+            return fragment(request, lambda: view(request, *args, **kwargs))
         except MmError as error:
             return failure(request, error)
 
-    return cast("View[P]", login_required(shown))
+    answered = login_required(shown)
+    answered.has_parts = True  # type: ignore[attr-defined]  # an open page may follow its fragments
+    return cast("View[P]", answered)
 
 
 def failure(request: HttpRequest, error: MmError) -> HttpResponse:

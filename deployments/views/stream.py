@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, field
 from typing import ParamSpec, TypeVar
+from urllib.parse import urlsplit
 
 from asgiref.sync import sync_to_async
 from django.db import close_old_connections, connections
-from django.http import HttpRequest, HttpResponse, HttpResponseBase, StreamingHttpResponse
+from django.http import (
+    HttpRequest,
+    HttpResponse,
+    HttpResponseBase,
+    QueryDict,
+    StreamingHttpResponse,
+)
 from django.template.loader import render_to_string
+from django.urls import Resolver404, ResolverMatch, resolve
 
 from deployments import live, queries
 from deployments.models import LogChunk, User
 from deployments.views.page import number_of
+from deployments.views.shared import TOKEN
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -23,6 +34,9 @@ T = TypeVar("T")
 HEARTBEAT_S = 15.0
 STILL_HERE_S = 30.0
 CHUNKS_AT_ONCE = 500
+MOST_PARTS = 8
+CLOCK = re.compile(r"(<time[^>]*>)[^<]*")
+"""How long ago something was is counted on by the browser: it is no news."""
 LOG_KINDS = frozenset({"log", "tick", "step", "build", "activation"})
 
 
@@ -40,11 +54,59 @@ class Watch:
         return bool(self.build_id or self.activation_id)
 
 
+@dataclass
+class Shown:
+    """The fragments of a page that are kept up to date, and what was sent of each."""
+
+    request: HttpRequest
+    match: ResolverMatch
+    parts: list[str]
+    sent: dict[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, request: HttpRequest) -> Shown | None:
+        """From the stream's address: `page` and `parts`; None when it names none of our pages."""
+        page = urlsplit(request.GET.get("page", ""))
+        parts = [part for part in request.GET.get("parts", "").split(",") if part]
+        try:
+            match = resolve(page.path)
+        except Resolver404:
+            return None
+        if not parts or not getattr(match.func, "has_parts", False):
+            return None
+        asked = copy(request)
+        asked.method, asked.path, asked.path_info = "GET", page.path, page.path
+        asked.GET = QueryDict(page.query)
+        return cls(asked, match, parts[:MOST_PARTS])
+
+    def part(self, name: str) -> str | None:
+        """The fragment as it is now; None when it is as it was sent, or cannot be shown."""
+        asked = copy(self.request)
+        query = self.request.GET.copy()
+        query["part"] = name
+        asked.GET = query  # type: ignore[assignment]
+        asked.META = {**self.request.META, "QUERY_STRING": query.urlencode()}
+        answer: HttpResponse = self.match.func(asked, *self.match.args, **self.match.kwargs)
+        if answer.status_code != 200:  # noqa: PLR2004
+            return None
+        html = answer.content.decode()
+        mark = hash(CLOCK.sub(r"\1", TOKEN.sub("", html)))
+        if self.sent.get(name) == mark:
+            return None
+        self.sent[name] = mark
+        return html
+
+
 async def stream(request: HttpRequest) -> HttpResponseBase:
-    """Server-sent events for one page: `change` (kinds), `log` (lines), `bye` (logged out)."""
+    """Server-sent events for one page.
+
+    `fragment` (HTML of a part that is not as it was), `change` (kinds, for pages that name no
+    parts), `log` (lines), `bye` (logged out).
+    """
     user = await request.auser()
     if not isinstance(user, User) or not user.is_active:
         return HttpResponse(status=204)  # tells the browser not to try again
+    request.user = user
     topics = [topic for topic in request.GET.get("on", "*").split(",") if topic][:20]
     watch = Watch(
         number_of(request.GET.get("build"), default=0),
@@ -53,13 +115,16 @@ async def stream(request: HttpRequest) -> HttpResponseBase:
     )
     # This page may stay open for hours: it must not keep a database connection for itself.
     await sync_to_async(connections.close_all)()
-    answer = StreamingHttpResponse(_events(user, topics, watch), content_type="text/event-stream")
+    events = _events(user, topics, watch, Shown.of(request))
+    answer = StreamingHttpResponse(events, content_type="text/event-stream")
     answer["Cache-Control"] = "no-store"
     answer["X-Accel-Buffering"] = "no"
     return answer
 
 
-async def _events(user: User, topics: list[str], watch: Watch) -> AsyncIterator[bytes]:
+async def _events(
+    user: User, topics: list[str], watch: Watch, shown: Shown | None
+) -> AsyncIterator[bytes]:
     hub = live.hub()
     looked = time.monotonic()
     async with hub.listening(topics) as listener:
@@ -70,18 +135,39 @@ async def _events(user: User, topics: list[str], watch: Watch) -> AsyncIterator[
             kinds = await listener.next(HEARTBEAT_S)
             if time.monotonic() - looked > STILL_HERE_S:
                 looked = time.monotonic()
-                if not await _off_loop(_still_here, user.pk):
+                again = await _off_loop(_still_here, user.pk)
+                if again is None:
                     yield live.message("bye", None)
                     return
-            if not kinds:
-                yield b": still here\n\n"
-                continue
-            if kinds & LOG_KINDS:
-                async for lines in _lines(user, watch):
-                    yield lines
-            if changed := sorted(kinds - {"log"}):
-                yield live.message("change", changed)
+                user = again
+            async for event in _news(user, watch, shown, kinds):
+                yield event
             await asyncio.sleep(hub.window_s)
+
+
+async def _news(
+    user: User, watch: Watch, shown: Shown | None, kinds: frozenset[str]
+) -> AsyncIterator[bytes]:
+    """What the page is told after these kinds of events; after silence, that we are here."""
+    if not kinds:
+        yield b": still here\n\n"
+    if kinds & LOG_KINDS:
+        async for lines in _lines(user, watch):
+            yield lines
+    if shown is not None and kinds != {"log"}:
+        shown.request.user = user
+        async for part in _parts(shown):
+            yield part
+    elif changed := sorted(kinds - {"log"}):
+        yield live.message("change", changed)
+
+
+async def _parts(shown: Shown) -> AsyncIterator[bytes]:
+    """The fragments that are not as they were."""
+    for name in shown.parts:
+        html = await _off_loop(shown.part, name)
+        if html is not None:
+            yield live.message("fragment", html)
 
 
 async def _lines(user: User, watch: Watch) -> AsyncIterator[bytes]:
@@ -106,8 +192,9 @@ def _chunks(user: User, watch: Watch) -> list[LogChunk]:
     )
 
 
-def _still_here(user_id: int) -> bool:
-    return User.objects.filter(pk=user_id, is_active=True).exists()
+def _still_here(user_id: int) -> User | None:
+    """The person as they are now: switched off, or with another role than before."""
+    return User.objects.filter(pk=user_id, is_active=True).first()
 
 
 async def _off_loop(act: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

@@ -1,0 +1,123 @@
+"""Fragments are shared between open pages, and never a stale or a foreign one."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+from django.contrib.auth.models import AnonymousUser
+from django.http import HttpResponse, HttpResponseBase
+from django.test import RequestFactory
+
+from deployments import live
+from deployments.models import User
+from deployments.views import shared
+
+FORM = '<input type="hidden" name="csrfmiddlewaretoken" value="somebody-else-s">'
+
+
+@pytest.fixture(autouse=True)
+def nothing_made() -> None:
+    """Each test begins with nothing made."""
+    shared._made.clear()
+
+
+class Counted:
+    """A view that counts how often it is asked."""
+
+    def __init__(self, text: str = "text") -> None:
+        self.text = text
+        self.times = 0
+
+    def __call__(self) -> HttpResponse:
+        """Answer."""
+        self.times += 1
+        return HttpResponse(self.text)
+
+
+def ask(
+    view: Callable[[], HttpResponseBase], *, role: str = "viewer", path: str = "/?part=a"
+) -> str:
+    """What a person with this role is answered."""
+    request = RequestFactory().get(path)
+    request.user = User(username="x", role=role)
+    answer = shared.fragment(request, view)
+    assert isinstance(answer, HttpResponse)
+    return answer.content.decode()
+
+
+def test_one_answer_serves_many() -> None:
+    """Ten pages ask, one answer is made."""
+    view = Counted()
+    assert [ask(view) for _ in range(10)] == ["text"] * 10
+    assert view.times == 1
+
+
+def test_after_an_event_it_is_made_anew() -> None:
+    """Nothing that was made before an event is served after it."""
+    view = Counted("before")
+    ask(view)
+    live.Hub().tell({"kind": "build", "id": 1})
+    view.text = "after"
+    assert ask(view) == "after"
+
+
+def test_roles_and_addresses_are_kept_apart() -> None:
+    """What an operator sees is not served to a viewer."""
+    view = Counted("with buttons")
+    ask(view, role="operator")
+    view.text = "without"
+    assert ask(view, role="viewer") == "without"
+    view.text = "another page"
+    assert ask(view, path="/?part=b") == "another page"
+
+
+def test_the_safety_token_is_one_s_own() -> None:
+    """A shared form carries the token of who asks."""
+    view = Counted(FORM)
+    ask(view)
+    own = re.search(r'value="([^"]+)"', ask(view))
+    assert own is not None
+    assert own[1] != "somebody-else-s"
+    assert len(own[1]) == 64
+
+
+def test_those_who_wait_get_the_first_one_s_answer() -> None:
+    """While one is being made the others wait for it instead of making theirs."""
+    begun, go_on = threading.Event(), threading.Event()
+    view = Counted()
+
+    def slow() -> HttpResponse:
+        begun.set()
+        assert go_on.wait(5)
+        return view()
+
+    threads = [threading.Thread(target=ask, args=(slow,)) for _ in range(5)]
+    for thread in threads:
+        thread.start()
+    assert begun.wait(5)
+    go_on.set()
+    for thread in threads:
+        thread.join(5)
+    assert view.times == 1
+
+
+def test_whole_pages_and_strangers_are_not_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only fragments, only for people who are known; and only for a moment."""
+    view = Counted()
+    ask(view, path="/")
+    ask(view, path="/")
+    assert view.times == 2
+    request = RequestFactory().get("/?part=a")
+    request.user = AnonymousUser()
+    shared.fragment(request, view)
+    shared.fragment(request, view)
+    assert view.times == 4
+    ask(view)
+    later = time.monotonic() + 1
+    monkeypatch.setattr(time, "monotonic", lambda: later)
+    ask(view)
+    assert view.times == 6
