@@ -51,6 +51,20 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert anchor in anchors(file), f"{page.name}: {target}"
 
 
+def test_every_page_is_reached_from_the_index() -> None:
+    """Whoever begins at the index of the docs, or at the README, finds every page."""
+    found = {ROOT / "README.md", ROOT / "docs" / "index.md"}
+    todo = list(found)
+    while todo:
+        page = todo.pop()
+        for target in LINK.findall(page.read_text(encoding="utf-8")):
+            file = (page.parent / target.partition("#")[0]).resolve()
+            if file.suffix == ".md" and file.exists() and file not in found:
+                found.add(file)
+                todo.append(file)
+    assert not [str(page.relative_to(ROOT)) for page in PAGES if page not in found]
+
+
 def command_at(words: list[str]) -> Any:
     """The `mm` command that the words name; None when there is none."""
     command: Any = typer.main.get_command(app)

@@ -48,7 +48,6 @@ from mmadmin.core.rebuild import Check
 from mmadmin.core.rebuild import check as check_step
 from mmadmin.core.spec import Spec, parse_spec
 from mmadmin.core.store import Staging, Store, StoreObject
-from mmadmin.core.store.substitute import Substituter
 
 SAY_EVERY_S = 10.0
 MARKS = {
@@ -97,18 +96,6 @@ def goal_of(spec: Spec, lock: Lock, home: Home) -> Derivation:
     return assemble(spec, lock, host_facts(home.store))
 
 
-@contextmanager
-def substituter(home: Home, store: Store) -> Iterator[Substituter | None]:
-    """The configured depots of `MM_HOME/substituters.json`; None when there are none."""
-    if not (home.root / "substituters.json").exists():
-        yield None
-        return
-    from mmadmin.cli.store_exchange import open_depots  # noqa: PLC0415 (the network)
-
-    with open_depots(home) as (depots, trust):
-        yield Substituter(store, depots, trust) if depots else None
-
-
 def plan(file: SpecFile, *, as_json: JsonFlag = False) -> None:
     """Say what a deployment file would fetch and build here, and why. Changes nothing.
 
@@ -117,8 +104,10 @@ def plan(file: SpecFile, *, as_json: JsonFlag = False) -> None:
     home = Home.from_env()
     spec = parse_spec(read_spec(file))
     lock = locked(spec, home, quiet=as_json)
+    from mmadmin.host.substitute import open_substituter  # noqa: PLC0415 (the network)
+
     goal, store = goal_of(spec, lock, home), Store(home.store)
-    with substituter(home, store) as elsewhere:
+    with open_substituter(home, store) as elsewhere:
         planned = plan_of(goal, store, elsewhere=elsewhere)
     if as_json:
         emit_json({"name": spec.name} | planned.as_json())
@@ -257,6 +246,8 @@ def build(
 
     Example: mm build deployments/catalog/smollm2-135m.toml
     """
+    from mmadmin.host.substitute import open_substituter  # noqa: PLC0415 (the network)
+
     home = Home.from_env()
     spec = parse_spec(read_spec(file))
     lock = locked(spec, home, quiet=as_json)
@@ -268,7 +259,7 @@ def build(
         else:
             root = RootClaim("build", spec.name, f"last built by mm build {file}")
             tools = _tools(home, watcher)
-            with substituter(home, store) as elsewhere:
+            with open_substituter(home, store) as elsewhere:
                 done = realise(goal, store, tools, watcher, root=root, substituter=elsewhere)
     if check:
         _show_checks(spec.name, checks, as_json=as_json)

@@ -1,0 +1,60 @@
+"""`mm doctor` from the command line: what it finds, how it ends. The checks have their own tests."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def mm(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run `mm` in a home of its own, as a shell would; no hub is reachable."""
+    return subprocess.run(
+        [sys.executable, "-c", "from mmadmin.cli.main import main; main()", *words],
+        cwd=ROOT,
+        env={
+            "MM_HOME": str(home),
+            "PATH": "/usr/bin:/bin",
+            "HF_ENDPOINT": "http://127.0.0.1:9",
+            "MM_PANEL_PORT": "18731",
+            "MM_GATE_PORT": "18741",
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_nothing_is_set_up(tmp_path: Path) -> None:
+    """Ends with 1; what failed has a remedy; nothing was made."""
+    done = mm(tmp_path / "none", "doctor", "--json")
+    assert done.returncode == 1, done.stderr
+    found = json.loads(done.stdout)
+    checks = {check["name"]: check for check in found["checks"]}
+    assert found["level"] == "fail"
+    assert checks["database"] == {
+        "name": "database",
+        "level": "fail",
+        "fact": "there is none yet",
+        "remedy": "run `mm up`",
+    }
+    assert all(c["remedy"] for c in found["checks"] if c["level"] == "fail")
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_loose_secret_is_found_and_mended(tmp_path: Path) -> None:
+    """Set up and whole: no failure (0). A secret that others can read: named, with the remedy."""
+    assert mm(tmp_path, "init").returncode == 0
+    well = mm(tmp_path, "doctor")
+    assert well.returncode == 0, well.stdout
+    assert "schema is current" in well.stdout
+    assert "1 active" in well.stdout
+    (tmp_path / "secrets" / "key_pepper").chmod(0o644)
+    ill = mm(tmp_path, "doctor", "--json")
+    assert ill.returncode == 1
+    (failed,) = [c for c in json.loads(ill.stdout)["checks"] if c["level"] == "fail"]
+    assert failed["name"] == "permissions"
+    assert "key_pepper" in failed["fact"]
+    assert mm(tmp_path, "init").returncode == 0
+    assert mm(tmp_path, "doctor").returncode == 0
