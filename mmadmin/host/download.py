@@ -50,6 +50,7 @@ from mmadmin.host.policy import Policy
 
 CHUNK = 1 << 20
 HEAD_BYTES = 512
+MOST_SEGMENTS = 1024
 OK, PARTIAL = 200, 206
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 AGENT = "mmadmin"
@@ -624,7 +625,7 @@ def download(
     with _locked(folder / f"{sha256}.lock", remote.label, cancelled, log):
         if already():
             return
-        part = _Part(folder, sha256, size, (policy or Policy()).segment_bytes)
+        part = _Part(folder, sha256, size, _segment_bytes(policy or Policy(), size))
         try:
             transfer = _Transfer(remote, part, policy or Policy(), cancelled, log)
             if part.done:
@@ -638,6 +639,11 @@ def download(
             part.close()
         move(part.path, to)
         part.state.unlink(missing_ok=True)
+
+
+def _segment_bytes(policy: Policy, size: int) -> int:
+    """The policy's, or more for a huge file: each segment is a request, and hubs count those."""
+    return max(policy.segment_bytes, -(-size // MOST_SEGMENTS))
 
 
 def _keep_as(part: _Part, found: str, folder: Path) -> None:

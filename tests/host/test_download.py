@@ -26,6 +26,7 @@ from mmadmin.core.errors import (
     SourceUnavailable,
     Unauthorized,
 )
+from mmadmin.host import download as download_module
 from mmadmin.host.download import Remote, copy_hashed, download, retry_after
 from mmadmin.host.policy import Policy
 from tests.support.disks import needs_root, small_disk
@@ -81,6 +82,15 @@ def test_a_download_arrives_verified_and_leaves_nothing_behind(
     assert hub.sent == len(DATA)
     assert seen[-1] == len(DATA)
     assert not list((tmp_path / "downloads").iterdir())
+
+
+def test_a_huge_file_is_not_thousands_of_requests(
+    hub: LocalHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Segments grow with the file, so that a hub's request limit is not used up."""
+    monkeypatch.setattr(download_module, "MOST_SEGMENTS", 4)
+    assert fetch(hub, tmp_path).read_bytes() == DATA
+    assert len(hub.requests("file.bin")) == 4
 
 
 def test_an_empty_file_is_a_file(hub: LocalHub, tmp_path: Path) -> None:
