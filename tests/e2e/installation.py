@@ -176,6 +176,7 @@ def installation(folder: Path, engine: EngineStore, *, up: bool = True) -> Itera
         "MM_GATE_PORT": str(gate),
         "MM_METRICS_PORT": str(metrics),
         "MM_ENGINE_PORTS_FROM": str(engines),
+        **(more or {}),
     }
     made = Installation(Home(folder), env)
     engine.seed(made.store())

@@ -56,6 +56,9 @@ def test_deploy_change_roll_back(site: Installation, tmp_path: Path) -> None:
         (1, "live", "first"),
     ]
     assert rows[1]["system"] == first["system"]
+    tried = site.json("template", "test", NAME)
+    assert tried["engine_asked"]
+    assert {row["conversation"]: row["ok"] for row in tried["rows"]}["plain"]
 
     site.run("keys", "revoke", key.split("-")[2])
     refused = wait_for(
