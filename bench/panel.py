@@ -180,7 +180,9 @@ def _generations(ada: Any, count: int) -> list[str]:
         for n in range(12)
     )
     LogChunk.objects.bulk_create(
-        LogChunk(step=step, text=f"[{i}/400] Building CXX object file-{i}.cpp.o\n")
+        LogChunk(
+            build=step.build, step=step, text=f"[{i}/400] Building CXX object file-{i}.cpp.o\n"
+        )
         for step in steps
         for i in range(400)
     )

@@ -35,6 +35,8 @@ from tests.support.engine import engine_store
 
 NAME = "smollm2-135m"
 OVERHEAD_S = 1.5
+LATE_S = 1.0
+"""What a busy client may take to notice that an answer has ended."""
 PATIENCE_S = 600
 
 
@@ -258,17 +260,17 @@ async def under_load(
     return switches, load.requests
 
 
-def answered_while_down(request: Request, switches: Sequence[Switch]) -> bool:
-    """True when the answer ended after its generation had drained and before it came back."""
+def late_by_s(request: Request, switches: Sequence[Switch]) -> float:
+    """How long after its generation had drained, and before it came back, the answer ended."""
     down = 0.0
     for s in switches:
         if s.target == request.generation:
-            if down and down + 0.25 < request.ended < s.routed:
-                return True
+            if down and down < request.ended < s.routed:
+                return request.ended - down
             down = 0.0
         if s.left == request.generation:
             down = s.drained
-    return bool(down and request.ended > down + 0.25)
+    return request.ended - down if down and request.ended > down else 0.0
 
 
 async def click_to_token(
@@ -308,7 +310,7 @@ async def click_to_token(
 def judge(mode: str, switches: Sequence[Switch], requests: Sequence[Request]) -> dict[str, Any]:
     """The numbers of one mode."""
     failed = [r for r in requests if r.failure]
-    late = [r for r in requests if answered_while_down(r, switches)]
+    late = [late_by_s(r, switches) for r in requests]
     return {
         "mode": mode,
         "switches": len(switches),
@@ -317,7 +319,8 @@ def judge(mode: str, switches: Sequence[Switch], requests: Sequence[Request]) ->
         "by_generation": dict(Counter(r.generation for r in requests)),
         "failed": len(failed),
         "failures": [r.failure for r in failed[:5]],
-        "late_answers": len(late),
+        "late_answers": sum(by > LATE_S for by in late),
+        "latest_by_s": round(max(late), 3),
         "longest_request_s": round(max(r.ended - r.began for r in requests), 2),
         "phases_median_s": {
             phase: round(statistics.median(s.phases.get(phase, 0) for s in switches), 2)

@@ -272,8 +272,10 @@ class BuildStep(models.Model):
 
 
 class LogChunk(models.Model):
-    """Some lines of a step's or an activation's log, in order of `id`."""
+    """Some lines of a build's, a step's or an activation's log, in order of `id`."""
 
+    build = models.ForeignKey(Build, on_delete=models.CASCADE, null=True, related_name="log")
+    """Set for its steps' lines too."""
     step = models.ForeignKey(BuildStep, on_delete=models.CASCADE, null=True, related_name="log")
     activation = models.ForeignKey(
         "Activation", on_delete=models.CASCADE, null=True, related_name="log"

@@ -577,7 +577,7 @@ def build_log(
         raise InvalidInput("name one of build, step and activation")
     rows = LogChunk.objects.filter(pk__gt=after_id)
     if build_id:
-        rows = rows.filter(step__build=build_id)
+        rows = rows.filter(build=build_id)
     elif step_id:
         rows = rows.filter(step=step_id)
     else:

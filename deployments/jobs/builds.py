@@ -8,6 +8,7 @@ Effects on the machine go through `Hands`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,12 +25,14 @@ from deployments.models import (
     Build,
     BuildStep,
     Generation,
+    Replica,
+    ReplicaState,
     StepState,
 )
 from deployments.queue import enqueue_on_commit
 from mmadmin.core.builder import RootClaim, StepTools, realise
 from mmadmin.core.derivation import Derivation, graph_to_json, topological
-from mmadmin.core.errors import Cancelled, LeaseLost, MmError
+from mmadmin.core.errors import Cancelled, LeaseLost, MmError, SourceUnavailable
 from mmadmin.core.facts import HostFacts
 from mmadmin.core.lifecycle import GenerationState
 from mmadmin.core.lock import Lock, lock_as_json, lock_from_json
@@ -37,6 +40,7 @@ from mmadmin.core.planner import Plan, plan
 from mmadmin.core.recipe import Recipe
 from mmadmin.core.spec import Spec, parse_spec
 from mmadmin.core.store import Staging, Store, StoreObject
+from mmadmin.core.store.substitute import Substituter
 
 STATE_OF_ACTION = {"cached": StepState.CACHED}
 NOT_NEEDED = "not needed: its inputs came out as before"
@@ -75,6 +79,21 @@ class Hands(Protocol):
 
     def recipe(self, kind: str) -> Recipe:
         """The recipe of a kind (`core.catalog`)."""
+        ...
+
+    def forecast(
+        self, spec: Spec, lock: Lock, running: Sequence[Replica]
+    ) -> tuple[Sequence[str], Any] | None:
+        """Whether the model will fit, in words and as data, before it is fetched.
+
+        None where that cannot be told. Raises `DoesNotFit` when it never will.
+        """
+        ...
+
+    def substituter(
+        self, store: Store, log: Callable[[str], None]
+    ) -> AbstractContextManager[Substituter | None]:
+        """What a build asks before it builds: other hosts' stores; None where none is set up."""
         ...
 
     def describe(self, system: str) -> Description:
@@ -117,9 +136,13 @@ def run(recorder: Recorder[Build], hands: Hands) -> None:
     facts = hands.facts()
     goal = hands.goal(spec, lock, facts)
     store = hands.store()
-    planned = plan(goal, store, hands.recipe)
+    with hands.substituter(store, recorder.log) as elsewhere:
+        planned = plan(goal, store, hands.recipe, elsewhere)
+    as_json = planned.as_json()
+    if any(step.action == "fetch" for step in planned.steps):
+        as_json["fit"] = _forecast(recorder, hands, spec, lock)
     with lease.fenced(build):
-        Build.objects.filter(pk=build.pk).update(plan=planned.as_json())
+        Build.objects.filter(pk=build.pk).update(plan=as_json)
         _write_steps(build, goal, planned)
         if generation is not None:
             Generation.objects.filter(pk=generation.pk).update(
@@ -130,6 +153,21 @@ def run(recorder: Recorder[Build], hands: Hands) -> None:
         recorder.phase("building")
         system = _realise(recorder, hands, goal, store, generation)
         _finish(recorder, generation, system, hands.describe(system))
+
+
+def _forecast(recorder: Recorder[Build], hands: Hands, spec: Spec, lock: Lock) -> Any:
+    """Speak before the download: what fits where; None where it cannot be told."""
+    running = Replica.objects.filter(host=recorder.job.host, state=ReplicaState.READY)
+    try:
+        told = hands.forecast(spec, lock, list(running.select_related("generation__deployment")))
+    except SourceUnavailable as error:
+        recorder.log(f"whether it fits cannot be told now: {error}")
+        return None
+    if told is None:
+        return None
+    for line in told[0]:
+        recorder.log(line)
+    return told[1]
 
 
 def _lock(recorder: Recorder[Build], hands: Hands, spec: Spec) -> Lock:
@@ -184,7 +222,7 @@ def _realise(
     recorder: Recorder[Build], hands: Hands, goal: Derivation, store: Store, generation: Generation
 ) -> str:
     """Build what is missing; returns the name of the system object."""
-    observer = StepRecorder(recorder)
+    observer = StepRecorder(recorder, store)
 
     def tools_for(derivation: Derivation, staging: Staging, log_path: Path) -> StepTools:
         step_id = observer.step(derivation).pk
@@ -203,15 +241,17 @@ def _realise(
         )
 
     try:
-        done = realise(
-            goal,
-            store,
-            tools_for,
-            observer,
-            root=RootClaim("generation", generation.uid, f"generation {generation.uid}"),
-            recipe_of=hands.recipe,
-            host=recorder.job.host.name,
-        )
+        with hands.substituter(store, recorder.log) as substituter:
+            done = realise(
+                goal,
+                store,
+                tools_for,
+                observer,
+                root=RootClaim("generation", generation.uid, f"generation {generation.uid}"),
+                recipe_of=hands.recipe,
+                host=recorder.job.host.name,
+                substituter=substituter,
+            )
     except LeaseLost:
         raise
     except BaseException:
@@ -225,8 +265,9 @@ def _realise(
 class StepRecorder:
     """Writes each step's fate into its row: the builder's `Observer`."""
 
-    def __init__(self, recorder: Recorder[Build]) -> None:
+    def __init__(self, recorder: Recorder[Build], store: Store) -> None:
         self.recorder = recorder
+        self.store = store
         self.log_files: list[Any] = []
         self._steps: dict[str, BuildStep] = {
             step.derivation: step for step in BuildStep.objects.filter(build=recorder.job.pk)
@@ -282,10 +323,14 @@ class StepRecorder:
             )
 
     def step_built(self, derivation: Derivation, found: StoreObject, seconds: float) -> None:  # noqa: ARG002
-        """The step is done."""
+        """The step is done, here or by another host."""
+        substituted = any(
+            record.derivation == derivation.digest and record.sandbox == "substituted"
+            for record in self.store.realisations_of(found.name)
+        )
         self._write(
             derivation,
-            state=StepState.BUILT,
+            state=StepState.SUBSTITUTED if substituted else StepState.BUILT,
             output=found.name,
             size_bytes=found.size,
             ended_at=timezone.now(),

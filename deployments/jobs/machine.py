@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import psutil
@@ -30,6 +31,7 @@ from mmadmin.core.placement import Beside, HostView
 from mmadmin.core.recipe import Json, Recipe
 from mmadmin.core.spec import ActivationSpec, Spec
 from mmadmin.core.store import Staging, Store
+from mmadmin.core.store.substitute import Substituter
 from mmadmin.core.store.verify import require_intact
 from mmadmin.core.system import read_system
 from mmadmin.host import engine_process, fit
@@ -39,6 +41,7 @@ from mmadmin.host.hub import Hub
 from mmadmin.host.probe import liveness, prove
 from mmadmin.host.readiness import wait_ready
 from mmadmin.host.resolve import resolve
+from mmadmin.host.substitute import open_substituter
 from mmadmin.host.toolbox import HostConfig, HostToolbox
 
 log = logging.getLogger(__name__)
@@ -72,6 +75,29 @@ class Machine:
         """The recipe of a kind."""
         return catalog.recipe(kind)
 
+    def forecast(
+        self, spec: Spec, lock: Lock, running: Sequence[Replica]
+    ) -> tuple[Sequence[str], Any] | None:
+        """Whether the model will fit, before it is fetched."""
+        told = fit.before_download(spec, lock, self._view(running))
+        return None if told is None else (told.words, told.answer)
+
+    def _view(self, running: Sequence[Replica]) -> HostView:
+        """The machine with what runs on it."""
+        facts = self.facts()
+        views = [
+            fit.running_view(replica.generation.deployment.name, replica.pid, facts)
+            for replica in running
+            if replica.pid is not None
+        ]
+        return HostView(settings.HOST_NAME, facts, views, fit.calibration_of(self.home))
+
+    def substituter(
+        self, store: Store, log: Callable[[str], None]
+    ) -> AbstractContextManager[Substituter | None]:
+        """Other hosts' stores, where `substituters.json` names some."""
+        return open_substituter(self.home, store, say=log)
+
     def describe(self, system: str) -> Description:
         """What a built system is, for the record."""
         store = self.store()
@@ -101,14 +127,7 @@ class Machine:
         self, repo: str, revision: str, options: dict[str, Any] | None, running: list[Replica]
     ) -> dict[str, Any]:
         """A repository's models and whether each fits on this host."""
-        facts = self.facts()
-        views = [
-            fit.running_view(replica.generation.deployment.name, replica.pid, facts)
-            for replica in running
-            if replica.pid is not None
-        ]
-        host = HostView(settings.HOST_NAME, facts, views)
-        return dict(fit.offers(Hub.from_env(), repo, revision, [host], options))
+        return dict(fit.offers(Hub.from_env(), repo, revision, [self._view(running)], options))
 
     # --- activations
 
@@ -127,7 +146,8 @@ class Machine:
         if running is not None and (process := self.process(running)) is not None:
             leaving = fit.running_view(running.generation.uid, process[0], facts)
         system = self.system(generation)
-        return fit.beside(system, facts, self._devices(facts), leaving)[0]
+        calibration = fit.calibration_of(self.home)
+        return fit.beside(system, facts, self._devices(facts), leaving, calibration)[0]
 
     def _devices(self, facts: HostFacts) -> list[int]:
         """The GPUs that an engine of this host sees."""
@@ -200,8 +220,10 @@ class Machine:
         devices = self._devices(facts)
         log_lines = engine_process.log_tail(engine_process.log_path(self.home, replica.uid), 2000)
         try:
-            made = fit.predict_system(self.system(replica.generation), facts, devices)
-            return fit.report(made, facts, devices, process[0], log_lines)
+            made = fit.predict_system(
+                self.system(replica.generation), facts, devices, fit.calibration_of(self.home)
+            )
+            return fit.report(made, facts, devices, process[0], log_lines, home=self.home)
         except MmError as error:
             log.warning("memory of %s: %s", replica.uid, error)
             return []

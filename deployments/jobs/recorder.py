@@ -19,7 +19,7 @@ from django.db import DatabaseError, connection
 
 from deployments.jobs import lease
 from deployments.jobs.lease import J
-from deployments.models import Activation, BuildStep, LogChunk
+from deployments.models import Activation, Browse, Build, BuildStep, LogChunk
 from mmadmin.core.errors import Cancelled, MmError
 from mmadmin.core.lifecycle import JobState
 
@@ -75,8 +75,8 @@ class Recorder(Generic[J]):
     # --- the job's side
 
     def log(self, line: str, step_id: int | None = None) -> None:
-        """Add a line to the step's log, or to the activation's."""
-        if step_id is None and not isinstance(self.job, Activation):
+        """Add a line to the step's log, or to the job's own."""
+        if isinstance(self.job, Browse):
             log.info("%s %s: %s", type(self.job).__name__, self.job.pk, line)
             return
         with self._mutex:
@@ -159,13 +159,15 @@ class Recorder(Generic[J]):
         lease.announce(self.job)
 
     def _chunks(self, lines: dict[int | None, list[str]]) -> Iterator[LogChunk]:
+        build = self.job.pk if isinstance(self.job, Build) else None
         activation = self.job.pk if isinstance(self.job, Activation) else None
         for step_id, of_step in lines.items():
             text = "".join(f"{line}\n" for line in of_step).replace("\0", "")
             for start in range(0, len(text), CHUNK_CHARACTERS):
                 yield LogChunk(
+                    build_id=build,
                     step_id=step_id,
-                    activation_id=None if step_id else activation,
+                    activation_id=activation,
                     text=text[start : start + CHUNK_CHARACTERS],
                 )
 

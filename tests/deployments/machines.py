@@ -9,7 +9,8 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +94,13 @@ class ToyRecipe:
         pass
 
     def fixed_output(self, params: Params) -> Sequence[FixedFile] | None:
-        return None
+        if self.kind not in told("pinned", []):
+            return None
+        content = self.content(params).encode()
+        return [FixedFile("result", sha256(content).hexdigest(), len(content))]
+
+    def content(self, params: Params) -> str:
+        return json.dumps({"kind": self.kind, "params": str(dict(params))})
 
     def build(self, params: Params, inputs: Mapping[str, Path], out: Path, tools: Toolbox) -> None:
         note(f"begin {self.kind} {os.getpid()}")
@@ -111,7 +118,7 @@ class ToyRecipe:
         if self.kind in told("bug", []):
             raise ZeroDivisionError("a bug")
         (out / "half").unlink()
-        (out / "result").write_text(json.dumps({"kind": self.kind, "params": str(dict(params))}))
+        (out / "result").write_text(self.content(params))
         note(f"end {self.kind} {os.getpid()}")
 
 
@@ -151,6 +158,7 @@ class ToyMachine:
 
     def resolve(self, spec: Spec, previous: Lock | None, log: Callable[[str], None]) -> Lock:
         note("resolve")
+        log("locking the sources")
         if told("resolve-fails"):
             raise MmError("the hub does not answer")
         return LOCK
@@ -163,6 +171,14 @@ class ToyMachine:
 
     def recipe(self, kind: str) -> Recipe:
         return ToyRecipe(kind)  # type: ignore[return-value]
+
+    def forecast(
+        self, spec: Spec, lock: Lock, running: Sequence[Replica]
+    ) -> tuple[Sequence[str], Any] | None:
+        return told("forecast")
+
+    def substituter(self, store: Store, log: Any) -> Any:
+        return nullcontext()
 
     def describe(self, system: str) -> Description:
         return Description(["engine", system], "{{ messages }}", 42)

@@ -11,7 +11,7 @@ import pytest
 from django.db import connections
 from django.utils import timezone
 
-from deployments import actions, tasks
+from deployments import actions, queries, tasks
 from deployments.jobs import lease, sweeper
 from deployments.jobs.recorder import recording
 from deployments.models import Build, BuildStep, Generation, LogChunk, StepState, Transition
@@ -82,6 +82,20 @@ def test_a_dry_run_changes_nothing(people: People) -> None:
     assert build.plan["build"] == 3
     assert not Generation.objects.exists()
     assert not list(machines.ToyMachine().store().objects())
+
+
+def test_what_will_fit_is_said_before_the_build(people: People) -> None:
+    """The forecast's words are in the build's log, its data with the plan."""
+    machines.tell("pinned", ["toy-model"])
+    machines.tell("forecast", [["it fits on GPU 0"], [{"host": "local", "ok": True}]])
+    _, build = deployed(people)
+    tasks.run_build(build.pk)
+    build.refresh_from_db()
+    assert build.plan["fit"] == [{"host": "local", "ok": True}]
+    text = "".join(c.text for c in queries.build_log(people.carol, build_id=build.pk))
+    assert "locking the sources" in text
+    assert "it fits on GPU 0" in text
+    assert text.index("it fits on GPU 0") < text.index("building toy-engine")
 
 
 def test_a_failed_step_fails_in_words(people: People) -> None:
