@@ -1,0 +1,4 @@
+"""Tests of the panel."""
+
+PASSWORD = "a long enough password"
+"""Of everybody in the seeded team."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, sync_playwright
 
-from tests.panel import seed
+from tests.panel import PASSWORD
 
 CHROMIUM = Path("/usr/bin/chromium")
 ARGUMENTS = [
@@ -67,7 +67,7 @@ def visit(browser: Browser, url: str, name: str | None, *, width: int = 1440) ->
         context.close()
 
 
-def login(page: Page, name: str, password: str = seed.PASSWORD) -> None:
+def login(page: Page, name: str, password: str = PASSWORD) -> None:
     """Come in as a person would."""
     page.goto("/login/")
     page.get_by_label("Name").fill(name)

@@ -29,8 +29,8 @@ from deployments.models import (
     UsageEvent,
     User,
 )
+from tests.panel import PASSWORD
 
-PASSWORD = "a long enough password"
 GIB = 2**30
 
 CATALOG = Path(__file__).resolve().parents[2] / "deployments" / "catalog"
@@ -315,7 +315,9 @@ def _build(
                     "\x1b[31mnvcc fatal\x1b[0m : Unsupported gpu architecture 'compute_70'"
                 )
             for start in range(0, len(lines), 20):
-                LogChunk.objects.create(step=step, text="\n".join(lines[start : start + 20]) + "\n")
+                LogChunk.objects.create(
+                    build=step.build, step=step, text="\n".join(lines[start : start + 20]) + "\n"
+                )
             clock += timedelta(seconds=length)
     return build
 

@@ -141,7 +141,7 @@ from deployments.models import Build, LogChunk
 build = Build.objects.get(pk=7)
 step = build.steps.get(state="running")
 now = time.time()
-chunk = LogChunk.objects.create(step=step, text="fresh from the compiler\\n")
+chunk = LogChunk.objects.create(build=step.build, step=step, text="fresh from the compiler\\n")
 build.steps.filter(pk=step.pk).update(progress_done=300)
 feed.announce("log", chunk.pk, deployment="smollm2-135m", build=7)
 feed.announce("step", step.pk, deployment="smollm2-135m", build=7)

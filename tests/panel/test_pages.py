@@ -21,7 +21,7 @@ from deployments.models import (
     User,
 )
 from mmadmin.core.spec import parse_spec
-from tests.panel import seed
+from tests.panel import PASSWORD, seed
 
 NAME = "mistral-medium-3.5"
 PAGES = (
@@ -307,7 +307,7 @@ def test_the_log_is_shown_in_colour_and_escaped(operator: Client) -> None:
     """Terminal colours become classes; markup in a log line stays text."""
     failed = Build.objects.get(state="failed")
     step = failed.steps.get(state="failed")
-    step.log.create(text="<script>alert(1)</script>\n")
+    step.log.create(build=failed, text="<script>alert(1)</script>\n")
     html = operator.get(f"/builds/{failed.pk}/").content.decode()
     assert '<span class="a31">nvcc fatal</span>' in html
     assert "&lt;script&gt;alert(1)" in html
@@ -430,13 +430,11 @@ def test_guessing_is_slowed_down(team: dict[str, User], client: Client, settings
     for _ in range(8):
         answer = client.post("/login/", {"username": "vera", "password": "wrong"})
         assert answer.status_code == 200
-    right = {"username": "vera", "password": seed.PASSWORD}
+    right = {"username": "vera", "password": PASSWORD}
     answer = client.post("/login/", right)
     assert answer.status_code == 429
     assert "Too many wrong passwords" in answer.content.decode()
-    assert (
-        client.post("/login/", {"username": "otto", "password": seed.PASSWORD}).status_code == 302
-    )
+    assert client.post("/login/", {"username": "otto", "password": PASSWORD}).status_code == 302
 
 
 def test_own_password_and_tokens(viewer: Client) -> None:
@@ -445,7 +443,7 @@ def test_own_password_and_tokens(viewer: Client) -> None:
     answer = viewer.post("/account/", {"old": "wrong", "password": new})
     assert answer.status_code == 422
     assert "not your present password" in answer.content.decode()
-    answer = viewer.post("/account/", {"old": seed.PASSWORD, "password": new})
+    answer = viewer.post("/account/", {"old": PASSWORD, "password": new})
     assert answer.status_code == 302
     assert User.objects.get(username="vera").check_password(new)
     html = viewer.post("/account/tokens/", {"note": "laptop"}).content.decode()
