@@ -13,7 +13,9 @@ import hmac
 import re
 import secrets
 from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import sha256
+from typing import Any
 
 ENDPOINTS = (
     "chat",
@@ -35,6 +37,9 @@ CHECK_LENGTH = 7
 _KEY = re.compile(
     rf"sk-mm-([{ALPHABET}]{{{ID_LENGTH}}})-([{ALPHABET}]{{{SECRET_LENGTH}}})([{ALPHABET}]{{{CHECK_LENGTH}}})"
 )
+_PAIRS = [first + second for first in ALPHABET for second in ALPHABET]
+_BLOCK = 64
+"""SHA-256's block, bytes."""
 _KEY_LIKE = re.compile(rf"(sk-mm-[{ALPHABET}]{{0,{ID_LENGTH}}})[-{ALPHABET}]*")
 
 
@@ -50,12 +55,33 @@ class NewKey:
 def _check(body: str) -> str:
     """CRC-32 of `body` as 7 base32 digits."""
     value = binascii.crc32(body.encode())
-    return "".join(ALPHABET[value >> shift & 31] for shift in range(30, -1, -5))
+    return (
+        ALPHABET[value >> 30]
+        + _PAIRS[value >> 20 & 1023]
+        + _PAIRS[value >> 10 & 1023]
+        + _PAIRS[value & 1023]
+    )
+
+
+@lru_cache(maxsize=4)
+def _keyed(pepper: bytes) -> tuple[Any, Any]:
+    """The two hashes of HMAC (RFC 2104), already fed with the padded pepper.
+
+    The gate makes a digest a request: copying these costs a seventh of `hmac.digest`.
+    """
+    if len(pepper) > _BLOCK:
+        pepper = sha256(pepper).digest()
+    padded = pepper.ljust(_BLOCK, b"\0")
+    return sha256(bytes(b ^ 0x36 for b in padded)), sha256(bytes(b ^ 0x5C for b in padded))
 
 
 def key_digest(text: str, pepper: bytes) -> str:
     """Hex HMAC-SHA256 of the whole key."""
-    return hmac.digest(pepper, text.encode(), "sha256").hex()
+    inner, outer = _keyed(pepper)
+    inner, outer = inner.copy(), outer.copy()
+    inner.update(text.encode())
+    outer.update(inner.digest())
+    return str(outer.hexdigest())
 
 
 def new_key(pepper: bytes) -> NewKey:

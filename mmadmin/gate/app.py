@@ -188,7 +188,6 @@ class Gate:
             payload = _payload(body)
             name = payload.get("model")
             flight.streamed = endpoint.streams and payload.get("stream") is True
-            flight.asked_tokens = _asked_tokens(payload)
         else:
             found = _FORM_MODEL.search(body)
             name = found[1].decode(errors="replace") if found else None
@@ -441,15 +440,6 @@ def _payload(body: bytes) -> dict[str, Any]:
     if not isinstance(payload, dict):
         raise Refusal(400, "The request body must be a JSON object.", reason="invalid_json")
     return payload
-
-
-def _asked_tokens(payload: dict[str, Any]) -> int:
-    """The most that the client allows the engine to write; 0 = not said."""
-    for name in ("max_completion_tokens", "max_tokens", "max_output_tokens"):
-        value = payload.get(name)
-        if isinstance(value, int) and value > 0:
-            return value
-    return 0
 
 
 def _too_large(limit: int) -> Refusal:

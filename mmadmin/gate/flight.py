@@ -30,7 +30,6 @@ class Flight:
     """What is known of one running request. Owned by the task that serves it."""
 
     __slots__ = (
-        "asked_tokens",
         "body_bytes",
         "client",
         "client_request_id",
@@ -79,7 +78,6 @@ class Flight:
         self.generation_uid = ""
         self.streamed = False
         self.body_bytes = 0
-        self.asked_tokens = 0
         self.queued_s = 0.0
         self.first_at = 0.0
         self.last_sent = self.started

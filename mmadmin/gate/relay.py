@@ -95,7 +95,7 @@ class Relay:
         assert flight.key is not None  # noqa: S101 (authenticated before)
         if gate.limiter.limits(flight.key):
             flight.reservation, flight.standing = await gate.limiter.reserve(
-                flight.key, worst_case(flight)
+                flight.key, worst_case(flight, payload)
             )
         if endpoint.takes_slot:
             await self._enter(flight, route, send)
@@ -386,11 +386,20 @@ def with_usage(body: bytes, payload: dict[str, Any]) -> tuple[bytes, bool]:
     return body, False  # nonsense: the engine says so in its own words
 
 
-def worst_case(flight: Flight) -> int:
+def _asked_tokens(payload: dict[str, Any]) -> int:
+    """The most that the client allows the engine to write; 0 = not said."""
+    for name in ("max_completion_tokens", "max_tokens", "max_output_tokens"):
+        value = payload.get(name)
+        if isinstance(value, int) and value > 0:
+            return value
+    return 0
+
+
+def worst_case(flight: Flight, payload: dict[str, Any]) -> int:
     """Tokens to reserve: the prompt by its size, the answer by what the client allows."""
     tokens = max(flight.body_bytes // BYTES_A_TOKEN, 1)
     if flight.endpoint is not None and flight.endpoint.streams:
-        tokens += flight.asked_tokens or DEFAULT_ANSWER_TOKENS
+        tokens += _asked_tokens(payload) or DEFAULT_ANSWER_TOKENS
     limit = flight.route.context_per_slot if flight.route else 0
     return min(tokens, limit) if limit else tokens
 
@@ -398,18 +407,18 @@ def worst_case(flight: Flight) -> int:
 def _headers_of(connection: Connection) -> tuple[bytes, list[tuple[bytes, bytes]]]:
     """The content type, and the headers that pass."""
     kind = b""
-    dropped = _OURS
     passed: list[tuple[bytes, bytes]] = []
-    for name, value in connection.headers:
-        if name == b"connection":
-            listed = {part.strip().lower() for part in value.split(b",")}
-            if not listed <= {b"close", b"keep-alive"}:
-                dropped = dropped | listed
-    for name, value in connection.headers:
+    listed: set[bytes] = set()
+    for pair in connection.headers:
+        name, value = pair
         if name == b"content-type":
             kind = value.lower()
-        if name not in dropped:
-            passed.append((name, value))
+        elif name == b"connection":
+            listed.update(part.strip().lower() for part in value.split(b","))
+        if name not in _OURS:
+            passed.append(pair)
+    if listed:
+        passed = [pair for pair in passed if pair[0] not in listed]
     return kind, passed
 
 
