@@ -557,3 +557,14 @@ def test_nonsense_is_no_repository(operator: Client) -> None:
     """The words come back to the page of a new deployment."""
     answer = operator.post("/deployments/new/browse/", {"repo": "not a repo"}, follow=True)
     assert "is not a repository" in answer.content.decode()
+
+
+def test_a_plan_says_whether_it_fits(operator: Client) -> None:
+    """The forecast stands above the steps, with what to do where it does not fit."""
+    plan = Build.objects.filter(dry_run=True)[0]
+    fit = [{"host": "local", "ok": False, "words": "47 GiB too large", "remedy": "choose Q4_K_M"}]
+    Build.objects.filter(pk=plan.pk).update(plan={"fit": fit})
+    html = operator.get(f"/builds/{plan.pk}/").content.decode()
+    assert "Will it fit?" in html
+    assert "47 GiB too large" in html
+    assert "Choose Q4_K_M." in html
