@@ -1,6 +1,6 @@
 """Predicted memory beside what the pinned llama-server says on this CPU: `make bench-fit`.
 
-Five small models are made with random weights, served one after another by the engine of the test
+Seven small models are made with random weights, served one after another by the engine of the test
 cache, and each buffer that the engine logs is compared with the prediction. Ends with 1 when one
 is off by more than 3 %.
 """

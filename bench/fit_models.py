@@ -1,4 +1,4 @@
-"""Five small models with random weights: dense, grouped heads, sliding window, mixture, embedding.
+"""Small models with random weights: dense, grouped heads, sliding window, experts, embedding.
 
 Made with gguf-py at run time; vocabularies come from the engine's own source. Nothing is kept.
 """
@@ -178,6 +178,71 @@ def encoder(
     return tensors
 
 
+def latent(vocabulary: int) -> Mapping[str, tuple[tuple[int, ...], str]]:
+    """The tensors of a small DeepSeek: latent attention, one dense layer, then experts."""
+    made: dict[str, tuple[tuple[int, ...], str]] = {
+        "token_embd.weight": ((512, vocabulary), "F16"),
+        "output_norm.weight": ((512,), "F32"),
+        "output.weight": ((512, vocabulary), "F16"),
+    }
+    for i in range(4):
+        block = f"blk.{i}."
+        made |= {
+            block + "attn_norm.weight": ((512,), "F32"),
+            block + "ffn_norm.weight": ((512,), "F32"),
+            block + "attn_q_a.weight": ((512, 192), "F16"),
+            block + "attn_q_a_norm.weight": ((192,), "F32"),
+            block + "attn_q_b.weight": ((192, 8 * 96), "F16"),
+            block + "attn_kv_a_mqa.weight": ((512, 128 + 32), "F16"),
+            block + "attn_kv_a_norm.weight": ((128,), "F32"),
+            block + "attn_k_b.weight": ((64, 128, 8), "F16"),
+            block + "attn_v_b.weight": ((128, 64, 8), "F16"),
+            block + "attn_output.weight": ((8 * 64, 512), "F16"),
+        }
+        if i == 0:
+            made |= {
+                block + "ffn_gate.weight": ((512, 1024), "F16"),
+                block + "ffn_up.weight": ((512, 1024), "F16"),
+                block + "ffn_down.weight": ((1024, 512), "F16"),
+            }
+        else:
+            made |= {
+                block + "ffn_gate_inp.weight": ((512, 8), "F32"),
+                block + "ffn_gate_exps.weight": ((512, 256, 8), "F16"),
+                block + "ffn_up_exps.weight": ((512, 256, 8), "F16"),
+                block + "ffn_down_exps.weight": ((256, 512, 8), "F16"),
+                block + "ffn_gate_shexp.weight": ((512, 256), "F16"),
+                block + "ffn_up_shexp.weight": ((512, 256), "F16"),
+                block + "ffn_down_shexp.weight": ((256, 512), "F16"),
+            }
+    return made
+
+
+def open_mixture(vocabulary: int) -> Mapping[str, tuple[tuple[int, ...], str]]:
+    """The tensors of a small gpt-oss: biases everywhere, attention sinks, a window."""
+    made: dict[str, tuple[tuple[int, ...], str]] = {
+        "token_embd.weight": ((512, vocabulary), "Q8_0"),
+        "output_norm.weight": ((512,), "F32"),
+        "output.weight": ((512, vocabulary), "Q8_0"),
+    }
+    for i in range(4):
+        block = f"blk.{i}."
+        made |= {
+            block + "attn_norm.weight": ((512,), "F32"),
+            block + "post_attention_norm.weight": ((512,), "F32"),
+            block + "attn_sinks.weight": ((8,), "F32"),
+            block + "ffn_gate_inp.weight": ((512, 8), "F32"),
+            block + "ffn_gate_inp.bias": ((8,), "F32"),
+        }
+        for name, rows in (("attn_q", 512), ("attn_k", 128), ("attn_v", 128), ("attn_output", 512)):
+            made[f"{block}{name}.weight"] = ((512, rows), "Q8_0")
+            made[f"{block}{name}.bias"] = ((rows,), "F32")
+        for name in ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"):
+            made[f"{block}{name}.weight"] = ((512, 512, 8), "MXFP4")
+            made[f"{block}{name}.bias"] = ((512, 8), "F32")
+    return made
+
+
 RECIPES: tuple[Recipe, ...] = (
     Recipe(
         "dense",
@@ -303,5 +368,56 @@ RECIPES: tuple[Recipe, ...] = (
         },
         encoder(6, 384, 1536, 512),
         {"context": 512, "slots": 1, "embeddings": True},
+    ),
+    Recipe(
+        "latent",
+        "ggml-vocab-llama-spm.gguf",
+        "deepseek2",
+        {
+            "block_count": 4,
+            "context_length": 8192,
+            "embedding_length": 512,
+            "feed_forward_length": 1024,
+            "expert_feed_forward_length": 256,
+            "expert_count": 8,
+            "expert_used_count": 2,
+            "expert_shared_count": 1,
+            "leading_dense_block_count": 1,
+            "attention.head_count": 8,
+            "attention.head_count_kv": 1,
+            "attention.key_length": 160,
+            "attention.value_length": 128,
+            "attention.key_length_mla": 96,
+            "attention.value_length_mla": 64,
+            "attention.q_lora_rank": 192,
+            "attention.kv_lora_rank": 128,
+            "rope.dimension_count": 32,
+            "attention.layer_norm_rms_epsilon": 1e-6,
+        },
+        latent,
+        {"context": 4096, "slots": 2},
+    ),
+    Recipe(
+        "open-mixture",
+        "ggml-vocab-qwen2.gguf",
+        "gpt-oss",
+        {
+            "block_count": 4,
+            "context_length": 8192,
+            "embedding_length": 512,
+            "feed_forward_length": 512,
+            "expert_feed_forward_length": 512,
+            "expert_count": 8,
+            "expert_used_count": 2,
+            "attention.head_count": 8,
+            "attention.head_count_kv": 2,
+            "attention.key_length": 64,
+            "attention.value_length": 64,
+            "attention.sliding_window": 128,
+            "attention.layer_norm_rms_epsilon": 1e-6,
+            "rope.freq_base": 150000.0,
+        },
+        open_mixture,
+        {"context": 8192, "slots": 1},
     ),
 )

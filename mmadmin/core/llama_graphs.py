@@ -6,8 +6,9 @@ one builder follows what the file holds; encoders without a cache have their own
 
 Sources (llama.cpp b11434): `build_inp_embd`, `build_qkv`, `build_attn`, `build_attn_mha`,
 `build_ffn`, `build_moe_ffn`, `build_pooling` (llama-graph.cpp); `cpy_k`, `get_k` and their twins
-(llama-kv-cache.cpp); the graphs of llama, mistral3, qwen2, qwen3, qwen3moe, gemma3 and bert
-(models/*.cpp). Architectures with other blocks are approximated by the nearest of these.
+(llama-kv-cache.cpp); the graphs of llama, mistral3, qwen2, qwen3, qwen3moe, gemma3, deepseek2,
+openai-moe and bert (models/*.cpp). Architectures with other blocks are approximated by the
+nearest of these.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ NO_MIXED_BATCH = frozenset(
     {"cogvlm", "deepseek4", "granite-switch", "eagle3", "dflash", "gemma4-assistant"}
 )
 """`llm_arch_supports_mixed_batch`."""
+LATE_OUTPUTS = frozenset({"gpt-oss"})
+"""Architectures that pick the wanted rows after the last layer, not within it."""
 SCALED_EMBEDDINGS = frozenset({"gemma", "gemma2", "gemma3", "gemma3n", "gemma4", "gemma-embedding"})
 
 
@@ -223,6 +226,38 @@ class _Builder:
         out = self.rotated(self.attend(q, k, v, mask), inputs.rotate_values)
         return self.linear(out, shape.embedding, bias=shape.has(layer, "attn_output.bias"))
 
+    def latent_attention(self, x: Tensor, layer: int, inputs: _Inputs) -> Tensor:
+        """Multi-head latent attention with absorbed matrices (deepseek2.cpp)."""
+        graph, shape, batch = self.graph, self.shape, self.batch
+        tokens, heads = batch.tokens, shape.heads[layer]
+        key, value = shape.latent or (0, 0)
+        rank = shape.value_length[layer]
+        roped = shape.key_length[layer] - rank
+        q = x
+        if low := shape.weight(f"blk.{layer}.attn_q_a.weight"):
+            q = self.norm(self.linear(q, low.shape[1]))
+        q = graph.view(self.linear(q, key * heads), (key, heads, tokens))
+        both = self.linear(x, rank + roped)
+        row = both.strides[1]
+        k_pe = graph.view(both, (roped, 1, tokens, 1), (4, row, row, row * tokens))
+        k_pe = self.rope(k_pe, inputs.positions)
+        packed = graph.view(both, (rank, tokens, 1, 1), (4, row, row * tokens, row * tokens))
+        packed = self.norm(packed)
+        q_nope = graph.view(q, (key - roped, heads, tokens, 1), q.strides)
+        q_pe = self.rope(graph.view(q, (roped, heads, tokens, 1), q.strides), inputs.positions)
+        matrix = graph.weight(key - roped, rank, heads)
+        absorbed = graph.mul_mat(matrix, graph.permute(q_nope, 0, 2, 1, 3))
+        absorbed = graph.permute(absorbed, 0, 2, 1, 3)
+        q = graph.new("concat", (rank + roped, heads, tokens), absorbed, q_pe)
+        v = graph.view(packed, (rank, 1, tokens))
+        k = graph.new("concat", (rank + roped, 1, tokens), v, k_pe)
+        for tensor in (q, v, k):
+            graph.expand(tensor)
+        keys = self.cached(k, inputs.keys, batch.cells)
+        values = graph.view(keys, (rank, *keys.shape[1:]), keys.strides)
+        out = self.attend(q, keys, values, inputs.mask, graph.weight(rank, value, heads))
+        return self.linear(out, shape.embedding)
+
     def cached(
         self, x: Tensor, indices: Tensor | None, cells: int, *, transposed: bool = False
     ) -> Tensor:
@@ -237,8 +272,10 @@ class _Builder:
             return graph.view(cache, (cells, heads, size, batch.streams))
         return graph.view(cache, (size, heads, cells, batch.streams))
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-        """`build_attn_mha`, with and without flash attention."""
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, unpack: Tensor | None = None
+    ) -> Tensor:
+        """`build_attn_mha`, with and without flash attention; `unpack` decompresses the values."""
         graph, batch, shape = self.graph, self.batch, self.shape
         streams = batch.streams if shape.has_cache else 1
         size, heads, tokens, _ = q.shape
@@ -259,6 +296,10 @@ class _Builder:
                 width = k.shape[0] * batch.quantized_keys + v.shape[0] * batch.quantized_values
                 elements = width * k.shape[1] * k.shape[2] * k.shape[3]
                 out.extra_bytes = F16 * elements
+            if unpack is not None:
+                value = unpack.shape[1]
+                out = graph.mul_mat(unpack, graph.permute(out, 0, 2, 1, 3))
+                out = graph.like("cont", graph.permute(out, 0, 2, 1, 3))
             out = graph.view(out, (value * heads, tokens))
         else:
             if not shape.has_cache:
@@ -269,8 +310,10 @@ class _Builder:
             kq = graph.new("mul_mat", (k.shape[1], each, heads, streams), k, q)
             kq = graph.like("soft_max", kq, mask)
             kqv = graph.new("mul_mat", (v.shape[1], each, heads, streams), v, kq)
+            if unpack is not None:
+                kqv = graph.mul_mat(unpack, kqv)
             merged = graph.permute(kqv, 0, 2, 1, 3)
-            out = graph.new("cont", (v.shape[1] * heads, tokens), merged)
+            out = graph.new("cont", (kqv.shape[0] * heads, tokens), merged)
         graph.expand(out)
         return out
 
@@ -346,21 +389,17 @@ class _Builder:
         stream = self.embeddings()
         inputs = self.inputs()
         last = shape.layers - 1
+        late = shape.architecture in LATE_OUTPUTS
+        only_post = not shape.has(last, "ffn_norm.weight")
         for layer in range(shape.layers):
             graph.device = self.devices[layer]
             if layer in shape.recurrent_layers and not shape.has(layer, "attn_q.weight"):
                 continue
             x, residual = self.norm(stream), stream
-            q, k, v = self.qkv(x, layer)
-            if shape.has(layer, "attn_q_norm.weight"):
-                q, k = self.norm(q), self.norm(k)
-            q, k = self.rope(q, inputs.positions), self.rope(k, inputs.positions)
-            if shape.architecture in SCALED_EMBEDDINGS:
-                q = graph.like("scale", q)
-            x = self.attention(q, k, v, layer, inputs)
-            if layer == last:
+            x = self.attended(x, layer, inputs)
+            if layer == last and not late:
                 x, residual = self.picked(x, inputs), self.picked(residual, inputs)
-            if shape.has(layer, "post_attention_norm.weight"):
+            if shape.has(layer, "post_attention_norm.weight") and not only_post:
                 x = self.norm(x)
             joined = graph.like("add", x, residual)
             x = self.block(self.norm(joined), layer)
@@ -368,7 +407,7 @@ class _Builder:
                 x = self.norm(x)
             stream = graph.like("add", x, joined)
         graph.device = self.devices[shape.layers]
-        hidden = self.norm(stream)
+        hidden = self.norm(self.picked(stream, inputs) if late else stream)
         hidden.is_output = True
         if shape.has_cache:
             logits = self.linear(hidden, shape.vocabulary)
@@ -378,17 +417,27 @@ class _Builder:
             graph.expand(hidden)
         self.pool(hidden)
 
+    def attended(self, x: Tensor, layer: int, inputs: _Inputs) -> Tensor:
+        """A layer's attention, projected back."""
+        graph, shape = self.graph, self.shape
+        if shape.latent is not None:
+            return self.latent_attention(x, layer, inputs)
+        q, k, v = self.qkv(x, layer)
+        if shape.has(layer, "attn_q_norm.weight"):
+            q, k = self.norm(q), self.norm(k)
+        q, k = self.rope(q, inputs.positions), self.rope(k, inputs.positions)
+        if shape.architecture in SCALED_EMBEDDINGS:
+            q = graph.like("scale", q)
+        return self.attention(q, k, v, layer, inputs)
+
     def block(self, x: Tensor, layer: int) -> Tensor:
         shape = self.shape
         if not shape.has(layer, "ffn_gate_inp.weight"):
             return self.feed_forward(x, layer, gated=shape.has(layer, "ffn_gate.weight"))
         out = self.mixture(x, layer)
-        for weight in shape.weights:
-            if weight.name == f"blk.{layer}.ffn_up_shexp.weight":
-                shared = self.feed_forward(
-                    x, layer, gated=True, rows=weight.shape[1], part="ffn_shexp"
-                )
-                return self.graph.like("add", out, shared)
+        if weight := shape.weight(f"blk.{layer}.ffn_up_shexp.weight"):
+            shared = self.feed_forward(x, layer, gated=True, rows=weight.shape[1], part="ffn_shexp")
+            return self.graph.like("add", out, shared)
         return out
 
     def picked(self, x: Tensor, inputs: _Inputs) -> Tensor:

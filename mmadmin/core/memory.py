@@ -449,7 +449,7 @@ def cache_bytes(shape: ModelShape, run: RunShape, layer: int, cells: int, window
     count = window_cells if layer in shape.window_layers else cells
     keys = shape.key_length[layer] * shape.kv_heads[layer]
     size = _row(run.cache_type_k, keys) * count
-    if not shape.keys_only:
+    if shape.latent is None:
         if run.flash_attention:
             values = shape.value_length[layer] * shape.kv_heads[layer]
         else:

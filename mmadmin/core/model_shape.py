@@ -125,8 +125,11 @@ class ModelShape:
     """Tokens of the sliding window; 0 = none."""
     window_layers: frozenset[int] = frozenset()
     window_kind: Window = "none"
-    keys_only: bool = False
-    """Multi-head latent attention: the cache holds keys only, values are a part of them."""
+    latent: tuple[int, int] | None = None
+    """Multi-head latent attention: key and value length of a head after decompression.
+
+    The cache then holds keys only; values are a part of them.
+    """
     recurrent_layers: frozenset[int] = frozenset()
     recurrent_state: int = 0
     """Numbers of state a recurrent layer keeps for each sequence."""
@@ -161,6 +164,10 @@ class ModelShape:
     def ties_output(self) -> bool:
         """True when the token embeddings also serve as the output matrix."""
         return "output.weight" not in self.names and self.architecture not in NO_CACHE
+
+    def weight(self, name: str) -> Weight | None:
+        """A tensor by its name."""
+        return next((weight for weight in self.weights if weight.name == name), None)
 
     def has(self, layer: int, part: str) -> bool:
         """True when the file has `blk.<layer>.<part>`."""
@@ -211,7 +218,7 @@ def shape_of(metadata: Mapping[str, Value], tables: Sequence[Sequence[TensorRow]
         window=windows[0],
         window_layers=windows[1],
         window_kind=windows[2],
-        keys_only=mla > 0,
+        latent=(mla, read.number(f"{arch}.attention.value_length_mla", value)) if mla else None,
         recurrent_layers=recurrent,
         recurrent_state=_recurrent_state(read, arch, embedding) if recurrent else 0,
         kv_layers=_kv_layers(read, arch, total),
