@@ -15,6 +15,7 @@ from django.utils import timezone
 from django.utils.html import escape, format_html, format_html_join
 from django.utils.safestring import SafeString, mark_safe
 
+from mmadmin.core.activation import WORDS, Phase
 from mmadmin.core.diff import DiffRow
 
 register = template.Library()
@@ -379,6 +380,12 @@ def about(subject: str) -> dict[str, str]:
 def pretty(value: Any) -> str:
     """JSON for people."""
     return json.dumps(value, indent=2, ensure_ascii=False, sort_keys=True)
+
+
+@register.filter
+def phase_words(phase: str) -> str:
+    """What happens in a phase of an activation, in words."""
+    return WORDS[Phase(phase)] if phase in set(Phase) else ""
 
 
 @register.filter
