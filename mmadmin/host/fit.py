@@ -17,7 +17,7 @@ from typing import cast
 import psutil
 
 from mmadmin.core.engine import Needs, Options, System
-from mmadmin.core.errors import DoesNotFit, InvalidSpec, NotFound
+from mmadmin.core.errors import DoesNotFit, InvalidModel, InvalidSpec, NotFound
 from mmadmin.core.facts import HostFacts
 from mmadmin.core.gguf_file import TENSOR_TYPES, read_header
 from mmadmin.core.home import Home
@@ -47,6 +47,8 @@ from mmadmin.host.supervisor import Supervisor
 
 DEFAULT_CONTEXT = 32768
 """Tokens a request, where nobody has said what is wanted."""
+READ_ATTEMPTS = 3
+"""So many sets of a repository are tried before it is taken for one without language models."""
 log_damage = logging.getLogger(__name__)
 BLOCKS: Mapping[str, tuple[int, int]] = {name: (n, size) for name, n, size in TENSOR_TYPES.values()}
 
@@ -217,12 +219,14 @@ def offers(
     data = listing.as_json()
     if not models:
         return {**data, "architecture": "", "best": None, "offers": []}
-    smallest = models[0]
-    shape = read_shape(hub, listing.repo, listing.commit, smallest).shape
+    read, shape, notes = _first_readable(hub, listing, models)
+    if read is None or shape is None:
+        known = cast("list[Json]", data["notes"])
+        return {**data, "notes": [*known, *notes], "architecture": "", "best": None, "offers": []}
     options: Options = serve or {
         "context": min(shape.context_train or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
     }
-    made = [_offer(one, smallest, shape, hosts, options) for one in models]
+    made = [_offer(one, read, shape, hosts, options) for one in models]
     best = [
         one.label
         for one, offer in zip(models, made, strict=True)
@@ -234,6 +238,19 @@ def offers(
         "best": best[-1] if best else None,
         "offers": cast("Json", made),
     }
+
+
+def _first_readable(
+    hub: Hub, listing: Listing, models: Sequence[GgufSet]
+) -> tuple[GgufSet | None, ModelShape | None, list[str]]:
+    """The first set whose header is that of a language model; why the others are not."""
+    notes: list[str] = []
+    for one in models[:READ_ATTEMPTS]:
+        try:
+            return one, read_shape(hub, listing.repo, listing.commit, one).shape, notes
+        except InvalidModel as error:
+            notes.append(f"{one.label} cannot be judged: {error.message}")
+    return None, None, notes
 
 
 def _offer(

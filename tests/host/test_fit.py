@@ -145,6 +145,22 @@ def test_a_repository_without_models_offers_nothing(local: LocalHub) -> None:
     assert offers(hub_of(local), "team/none", "main", [CPU])["offers"] == []
 
 
+def test_files_that_are_no_language_models_are_listed_and_explained(local: LocalHub) -> None:
+    """A damaged set is passed over; a repository of nothing else is listed with the reason."""
+    good = local.repos["unsloth/Mistral-Medium-3.5-128B-GGUF"].find("main")
+    assert good is not None
+    local.repo("team/mixed").commit(
+        {"a-Q2_K.gguf": b"GGUF" + bytes(3000), "b-Q4_K_M.gguf": good.files["m-Q4_K_M.gguf"]}
+    )
+    found = offers(hub_of(local), "team/mixed", "main", [CPU])
+    assert found["architecture"] == "mistral3"
+    local.repo("team/broken").commit({"a-Q2_K.gguf": b"GGUF" + bytes(3000)})
+    broken = offers(hub_of(local), "team/broken", "main", [CPU])
+    assert broken["offers"] == []
+    assert "Q2_K cannot be judged" in str(broken["notes"])
+    assert broken["sets"]
+
+
 def test_a_package_cannot_be_looked_at_before_it_is_here(local: LocalHub, tmp_path: Path) -> None:
     """The refusal says how to get there; a path is read, and a missing quant is named."""
     spec = parse_spec((ROOT / "deployments/catalog/smollm2-135m.toml").read_text())

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from gguf import GGMLQuantizationType, GGUFWriter
 
-from mmadmin.core.errors import Gated, InvalidModel, SourceMissing, SourceUnavailable, Unauthorized
+from mmadmin.core.errors import (
+    Gated,
+    InvalidModel,
+    InvalidSpec,
+    NotFound,
+    SourceMissing,
+    SourceUnavailable,
+    Unauthorized,
+)
 from mmadmin.core.gguf_file import read_stream
 from mmadmin.core.memory import Device, RunShape, predict
 from mmadmin.core.model_shape import Weight
@@ -175,6 +184,34 @@ def test_a_listing_has_sets_licence_and_notes(local: LocalHub) -> None:
     assert listing.as_json()["commit"] == listing.commit
     with pytest.raises(InvalidModel):
         select(listing.files, "Q4_K_M")
+
+
+def test_selectors_on_a_listing_of_everything(local: LocalHub) -> None:
+    """Two quants in folders, two loose ones, projectors, a draft head, an importance matrix."""
+    blob = b"GGUF" + bytes(2000)
+    paths = [
+        *(f"Q4_K_M/m-Q4_K_M-0000{i}-of-00002.gguf" for i in (1, 2)),
+        *(f"UD-Q4_K_XL/m-UD-Q4_K_XL-0000{i}-of-00004.gguf" for i in (1, 2, 3, 4)),
+        *("m-Q8_0.gguf", "m-I-Q8_0.gguf", "mmproj-F16.gguf", "mmproj-BF16.gguf"),
+        *("mtp-Q8_0.gguf", "imatrix.dat"),
+    ]
+    local.repo("team/m-GGUF").commit(dict.fromkeys(paths, blob))
+    listing = browse(quick(local), "team/m-GGUF")
+    assert [s.label for s in listing.sets if s.kind == "model"] == [
+        "I-Q8_0",
+        "Q8_0",
+        "Q4_K_M",
+        "UD-Q4_K_XL",
+    ]
+    assert select(listing.files, "UD-Q4_K_XL").shards == 4
+    assert select(listing.files, "q8_0").files[0].path == "m-Q8_0.gguf"
+    assert select(listing.files, "q8_0").files[0].sha256 == hashlib.sha256(blob).hexdigest()
+    for selector in ("Q4_K_XL", "F16"):
+        with pytest.raises(NotFound, match="UD-Q4_K_XL"):
+            select(listing.files, selector)
+    with pytest.raises(InvalidSpec) as caught:
+        select(listing.files, None)
+    assert len(caught.value.details["candidates"]) == 4
 
 
 def test_a_repository_without_gguf_says_so(local: LocalHub) -> None:
