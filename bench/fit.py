@@ -20,9 +20,10 @@ from bench.fit_models import RECIPES, Recipe, write
 from mmadmin.core.engine import System
 from mmadmin.core.engines.llama_server import ENGINE, Seat
 from mmadmin.core.gguf_file import read_header
-from mmadmin.core.memory import RunShape, predict
+from mmadmin.core.memory import predict
 from mmadmin.core.memory_report import Row, compare_buffers
 from mmadmin.core.model_shape import shape_of_headers
+from mmadmin.core.run_shape import RunShape
 from mmadmin.host.engine_process import free_port
 from mmadmin.host.facts import host_facts
 from tests.support.engine import EngineStore, engine_store

@@ -18,9 +18,9 @@ from mmadmin.core.described_host import described_host
 from mmadmin.core.engine import Options
 from mmadmin.core.facts import HostFacts
 from mmadmin.core.home import Home
-from mmadmin.core.memory import RunShape, device_of
 from mmadmin.core.model_shape import ModelShape
 from mmadmin.core.placement import RESERVE_BYTES, Answer, HostView, place
+from mmadmin.core.run_shape import RunShape, device_of
 from mmadmin.core.spec import parse_spec
 from mmadmin.core.suggest import largest_context, most_slots
 

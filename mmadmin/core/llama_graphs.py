@@ -393,8 +393,6 @@ class _Builder:
         only_post = not shape.has(last, "ffn_norm.weight")
         for layer in range(shape.layers):
             graph.device = self.devices[layer]
-            if layer in shape.recurrent_layers and not shape.has(layer, "attn_q.weight"):
-                continue
             x, residual = self.norm(stream), stream
             x = self.attended(x, layer, inputs)
             if layer == last and not late:
@@ -422,6 +420,9 @@ class _Builder:
         graph, shape = self.graph, self.shape
         if shape.latent is not None:
             return self.latent_attention(x, layer, inputs)
+        if layer in shape.recurrent_layers:
+            # a guess: the mixer's projections are about four times as wide as the stream
+            return self.linear(self.linear(x, 4 * shape.embedding), shape.embedding)
         q, k, v = self.qkv(x, layer)
         if shape.has(layer, "attn_q_norm.weight"):
             q, k = self.norm(q), self.norm(k)

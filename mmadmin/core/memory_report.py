@@ -11,8 +11,9 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from mmadmin.core.memory import MIB, Calibration, Device, Prediction
+from mmadmin.core.memory import Calibration, Prediction
 from mmadmin.core.recipe import Json
+from mmadmin.core.run_shape import MIB, Device
 
 _BUFFER = re.compile(r"\s(\S+)\s+(model|KV|RS|compute|output) buffer size =\s*(\d+)\.(\d\d) MiB")
 CONTEXT_LIMIT = 1536 * MIB

@@ -18,10 +18,11 @@ from typing import Literal
 from mmadmin.core.engine import Needs
 from mmadmin.core.errors import DoesNotFit, InvalidSpec
 from mmadmin.core.facts import GpuFacts, HostFacts
-from mmadmin.core.memory import Calibration, Device, Prediction, RunShape, device_of, predict
+from mmadmin.core.memory import Calibration, Prediction, predict
 from mmadmin.core.model_shape import ModelShape
 from mmadmin.core.recipe import Json
 from mmadmin.core.rules import Case, Finding, Version, judge, version_of
+from mmadmin.core.run_shape import Device, RunShape, device_of
 from mmadmin.core.suggest import Suggestion, suggest
 
 RESERVE_BYTES = 256 * 1024 * 1024

@@ -10,17 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 
-from mmadmin.core.memory import (
-    Calibration,
-    Device,
-    Prediction,
-    RunShape,
-    compute_buffers,
-    place_layers,
-    predict,
-)
+from mmadmin.core.memory import Calibration, Prediction, compute_buffers, predict
 from mmadmin.core.model_shape import ModelShape
 from mmadmin.core.recipe import Json
+from mmadmin.core.run_shape import Device, RunShape
+from mmadmin.core.weights import place_layers
 
 SLOT_LIMIT = 32
 """More slots than this are not suggested: each one slows the others down."""

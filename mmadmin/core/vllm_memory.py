@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 from mmadmin.core.errors import InvalidSpec
-from mmadmin.core.memory import CUDA_CONTEXT_DEFAULT_MIB, CUDA_CONTEXT_MIB, MIB, Device
+from mmadmin.core.memory import CUDA_CONTEXT_DEFAULT_MIB, CUDA_CONTEXT_MIB
+from mmadmin.core.run_shape import MIB, Device
 
 BLOCK_TOKENS = 16
 """vLLM's default block size: the pool is handed out in blocks of so many tokens."""

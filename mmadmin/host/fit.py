@@ -22,7 +22,7 @@ from mmadmin.core.facts import HostFacts
 from mmadmin.core.gguf_file import TENSOR_TYPES, read_header
 from mmadmin.core.home import Home
 from mmadmin.core.lock import Lock
-from mmadmin.core.memory import Calibration, Prediction, RunShape, device_of, predict
+from mmadmin.core.memory import Calibration, Prediction, predict
 from mmadmin.core.memory_report import compare_buffers, compare_devices, learn
 from mmadmin.core.model_shape import ModelShape, shape_of_headers
 from mmadmin.core.placement import (
@@ -40,6 +40,7 @@ from mmadmin.core.placement import (
 from mmadmin.core.quants import GgufSet, RepoFile, group, select
 from mmadmin.core.recipe import HubSource, Json, PathSource
 from mmadmin.core.rules import version_of
+from mmadmin.core.run_shape import RunShape, device_of
 from mmadmin.core.spec import Spec
 from mmadmin.host.hub import Hub
 from mmadmin.host.hub_browser import Listing, browse, read_shape

@@ -10,8 +10,8 @@ import pytest
 from mmadmin.core.described_host import described_host, described_hosts, parse_host
 from mmadmin.core.errors import InvalidInput, NotFound
 from mmadmin.core.facts import host_facts_from_json
-from mmadmin.core.memory import RunShape
 from mmadmin.core.placement import HostView, Wanted, case_of, place
+from mmadmin.core.run_shape import RunShape
 from tests.core.gguf_tables import mistral_medium
 
 HOSTS = Path(__file__).parents[2] / "deployments" / "hosts"

@@ -10,18 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mmadmin.core.caches import cache_bytes
 from mmadmin.core.errors import InvalidModel, InvalidSpec
-from mmadmin.core.memory import (
-    HOST,
-    Calibration,
-    Device,
-    RunShape,
-    cache_bytes,
-    place_layers,
-    predict,
-)
+from mmadmin.core.memory import Calibration, predict
 from mmadmin.core.model_shape import shape_of
+from mmadmin.core.run_shape import HOST, Device, RunShape
 from mmadmin.core.suggest import best_split, fits, largest_context, most_slots, suggest
+from mmadmin.core.weights import place_layers
 from tests.core.gguf_tables import llama, mistral_medium, table
 
 GIB = 1024**3

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from decimal import Decimal
 
-from mmadmin.core.memory import MIB, Calibration, Device, RunShape, predict
+from mmadmin.core.memory import Calibration, predict
 from mmadmin.core.memory_report import Row, buffers, compare_buffers, compare_devices, learn
+from mmadmin.core.run_shape import MIB, Device, RunShape
 from tests.core.gguf_tables import llama
 
 LOG = """\

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from mmadmin.core.engine import Needs
 from mmadmin.core.errors import DoesNotFit
 from mmadmin.core.facts import GpuFacts, HostFacts
-from mmadmin.core.memory import RunShape
 from mmadmin.core.placement import (
     HOST_RESERVE_BYTES,
     RESERVE_BYTES,
@@ -23,6 +22,7 @@ from mmadmin.core.placement import (
     fits_beside,
     place,
 )
+from mmadmin.core.run_shape import RunShape
 from tests.core.gguf_tables import llama, mistral_medium
 
 GIB = 1024**3

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mmadmin.core.errors import InvalidSpec
-from mmadmin.core.memory import Device
+from mmadmin.core.run_shape import Device
 from mmadmin.core.vllm_memory import Checkpoint, VllmRun, largest_length, predict_vllm
 
 GIB = 1 << 30

@@ -16,10 +16,11 @@ from mmadmin.core.errors import DoesNotFit, InvalidSpec, NotFound
 from mmadmin.core.facts import GpuFacts, GpuProcess
 from mmadmin.core.home import Home
 from mmadmin.core.lock import Lock, LockedFile
-from mmadmin.core.memory import Calibration, RunShape, predict
+from mmadmin.core.memory import Calibration, predict
 from mmadmin.core.placement import HostView, place
 from mmadmin.core.quants import select
 from mmadmin.core.recipe import HubSource, IndexSource, PathSource
+from mmadmin.core.run_shape import RunShape
 from mmadmin.core.spec import parse_spec
 from mmadmin.host import fit as fit_module
 from mmadmin.host.facts import host_facts
@@ -134,7 +135,7 @@ def test_offers_say_what_fits_for_every_quant(local: LocalHub) -> None:
 
 
 def _d(gpu: GpuFacts) -> object:
-    from mmadmin.core.memory import device_of
+    from mmadmin.core.run_shape import device_of
 
     return device_of(gpu)
 

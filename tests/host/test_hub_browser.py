@@ -19,9 +19,10 @@ from mmadmin.core.errors import (
     Unauthorized,
 )
 from mmadmin.core.gguf_file import read_stream
-from mmadmin.core.memory import Device, RunShape, predict
+from mmadmin.core.memory import predict
 from mmadmin.core.model_shape import Weight
 from mmadmin.core.quants import select
+from mmadmin.core.run_shape import Device, RunShape
 from mmadmin.host.hub import Hub
 from mmadmin.host.hub_browser import browse, read_shape
 from mmadmin.host.policy import Policy

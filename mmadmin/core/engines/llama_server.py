@@ -17,8 +17,9 @@ from mmadmin.core.engines.llama_fields import FIELDS
 from mmadmin.core.engines.llama_flags import BY_NAME, FILES, OURS, Flag, is_preset
 from mmadmin.core.facts import GpuFacts
 from mmadmin.core.fields import Field, refuse, suggestion
-from mmadmin.core.memory import RunShape, device_of, predict
+from mmadmin.core.memory import predict
 from mmadmin.core.recipe import Json
+from mmadmin.core.run_shape import RunShape, device_of
 
 CACHE_BITS: Mapping[str, Decimal] = {
     "f32": Decimal(32),
