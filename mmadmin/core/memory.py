@@ -6,7 +6,7 @@ state, compute buffers, the CUDA context, a projector. Everything is computed fr
 and the serve options; nothing is measured. Sizes are bytes.
 
 Sources (llama.cpp b11434), each at its function below. Where a number is not in the source (what
-the CUDA runtime takes for itself), the constant says where it was measured.
+the CUDA runtime takes for itself, what a vision tower needs), the constant says that it is a guess.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ from mmadmin.core.weights import UNQUANTIZED, gpu_size, home_of, host_weights, p
 CUDA_CONTEXT_MIB: Mapping[int, int] = {70: 320, 75: 200, 80: 430, 86: 300, 89: 330, 90: 530}
 """What the CUDA runtime and the loaded kernels take on a GPU, by architecture, in MiB.
 
-Not in llama.cpp's source: driver and toolkit decide. `Calibration` replaces it by what a host
-has shown.
+A guess: driver and toolkit decide. `Calibration` replaces it by what a host has shown.
 """
 CUDA_CONTEXT_DEFAULT_MIB = 450
 MMQ_FROM = 75
@@ -236,7 +235,7 @@ def _dequantize(
 
 
 PROJECTOR_WORK = Decimal("0.35")
-"""Compute buffers of a vision tower as a share of its weights: measured on CLIP-sized towers."""
+"""Compute buffers of a vision tower as a share of its weights: a guess."""
 
 
 def _projector(size_bytes: int) -> int:

@@ -22,9 +22,9 @@ from mmadmin.core.run_shape import MIB, Device
 BLOCK_TOKENS = 16
 """vLLM's default block size: the pool is handed out in blocks of so many tokens."""
 NCCL_BYTES = 600 * MIB
-"""Buffers for tensor parallelism a rank (all-reduce workspaces)."""
+"""Buffers for tensor parallelism a rank (all-reduce workspaces): a guess."""
 GRAPH_BYTES = 700 * MIB
-"""CUDA graphs of the default batch sizes, a rank."""
+"""CUDA graphs of the default batch sizes, a rank: a guess."""
 
 
 @dataclass(frozen=True, slots=True)
