@@ -3,9 +3,10 @@
 One fixed fast responder, one load generator, one process each, alternating in one run: the gate
 with everything on (keys, books, figures, access log), the LiteLLM proxy, nginx as a plain reverse
 proxy, and the responder itself. Then a thousand open streams through the gate on one core, its
-memory after that, and how soon a revoked key is dead on four workers under load. Ends with one
-line; exit 1 names what falls short. `--skip-litellm`, `--skip-streams`, `--skip-revocation` and
-`--seconds N` shorten it.
+memory after that, how soon a revoked key is dead on four workers under load, and the tokens a
+second of a real llama-server with and without the gate. Ends with one line; exit 1 names what
+falls short. `--skip-litellm`, `--skip-requests`, `--skip-streams`, `--skip-revocation`,
+`--skip-engine` and `--seconds N` shorten it.
 
 LiteLLM lives in an environment of its own (requirements/bench.txt), made on first use under
 `MM_TEST_CACHE`.
@@ -36,25 +37,29 @@ import psutil
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from mmadmin.core.access import new_key  # noqa: E402 (needs the path)
+from mmadmin.core.access import engine_secret, new_key  # noqa: E402 (needs the path)
 from mmadmin.core.snapshot import KeyRecord  # noqa: E402
 from tests.gate.processes import Broker, GateProcess, Town  # noqa: E402
 from tests.gate.stub import StubEngine  # noqa: E402
+from tests.support.engine import engine_store  # noqa: E402
 
 CONNECTIONS = 32
-ROUNDS = 3
+ROUNDS = 5
 STREAMS = 1000
 EVENTS_PER_S = 20
 REVOCATIONS = 200
+ENGINE_ROUNDS = 6
+ENGINE_TOKENS = 150
 GOALS = {
     "requests/s as a multiple of LiteLLM's": (">=", 60.0),
     "requests/s as a share of nginx's": (">=", 0.18),
     "added median latency, ms": ("<=", 0.25),
-    "p99 latency at 1 connection, ms": ("<=", 2.0),
+    "added p99 latency, ms": ("<=", 2.0),
     "p99 event delay of 1000 streams, ms": ("<=", 100.0),
     "share of events delivered": (">=", 0.98),
     "memory after that, MiB": ("<=", 120.0),
     "slowest revocation of 200, ms": ("<=", 100.0),
+    "tokens/s of a real engine as a share of direct": (">=", 0.98),
 }
 ANSWER = json.dumps(
     {
@@ -282,7 +287,7 @@ async def requests_per_s(folder: Path, options: argparse.Namespace, broker: Brok
         _found["requests/s as a multiple of LiteLLM's"] = per_s["gate"] / per_s["LiteLLM"]
     _found["requests/s as a share of nginx's"] = per_s["gate"] / per_s["nginx"]
     _found["added median latency, ms"] = p50["gate"] - p50["direct"]
-    _found["p99 latency at 1 connection, ms"] = p99["gate"]
+    _found["added p99 latency, ms"] = p99["gate"] - p99["direct"]
     return rows
 
 
@@ -392,6 +397,51 @@ async def _until_cut(port: int, key: str) -> float:
     return at
 
 
+async def real_engine(folder: Path, broker: Broker) -> None:
+    """One stream at a time, the engine's own model, alternating: directly and through the gate."""
+    port = free_port()
+    real = engine_store()
+    town = bench_town(folder / "home-engine", f"http://127.0.0.1:{port}", broker)
+    secret = engine_secret(b"test-only-engine-master", town.route.replicas[0].uid)
+    argv = [
+        str(real.server), "--model", str(real.model), "--host", "127.0.0.1", "--port", str(port),
+        "--alias", "bench", "--ctx-size", "2048", "--parallel", "1", "--jinja",
+    ]  # fmt: skip
+    with running(argv, folder / "llama.log", LLAMA_API_KEY=secret):
+        await asyncio.to_thread(until_answers, f"http://127.0.0.1:{port}", key=secret)
+        await town.publish()
+        await town.gate.start()
+        await town.gate.until_answers("/readyz")
+        targets = {"direct": (port, secret), "gate": (town.gate.port, town.key.text)}
+        speeds: dict[str, list[float]] = {name: [] for name in targets}
+        for number in range(2 * ENGINE_ROUNDS):
+            order = targets if number % 2 else dict(reversed(targets.items()))
+            for name, (to, key) in order.items():
+                speeds[name].append(await _tokens_per_s(to, key))
+    await town.close()
+    ratios = [g / d for g, d in zip(speeds["gate"], speeds["direct"], strict=True)]
+    medians = {name: statistics.median(found) for name, found in speeds.items()}
+    print(f"real engine, tokens/s: {medians}, pairs: {[round(r, 3) for r in ratios]}")
+    _found["tokens/s of a real engine as a share of direct"] = statistics.median(ratios)
+
+
+async def _tokens_per_s(port: int, key: str) -> float:
+    """From the first event to the last of one stream, as the client sees it."""
+    body = {**BODY, "stream": True, "max_tokens": ENGINE_TOKENS, "ignore_eos": True, "seed": 1}
+    headers = {"Authorization": f"Bearer {key}"}
+    times = []
+    async with (
+        httpx.AsyncClient(timeout=300) as client,
+        client.stream(
+            "POST", f"http://127.0.0.1:{port}/v1/chat/completions", json=body, headers=headers
+        ) as answer,
+    ):
+        async for line in answer.aiter_lines():
+            if '"content":"' in line:
+                times.append(time.monotonic())
+    return (len(times) - 1) / (times[-1] - times[0])
+
+
 def table(rows: list[Row]) -> None:
     """Print in columns."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
@@ -417,7 +467,7 @@ async def measure(options: argparse.Namespace) -> int:
     rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="mm-bench-") as name:
         folder = Path(name)
-        for home in ("home", "home-streams", "home-revoke"):
+        for home in ("home", "home-streams", "home-revoke", "home-engine"):
             (folder / home).mkdir()
         broker = Broker(folder)
         await broker.start()
@@ -428,6 +478,8 @@ async def measure(options: argparse.Namespace) -> int:
                 await streams(folder, broker)
             if not options.skip_revocation:
                 await revocations(folder, broker)
+            if not options.skip_engine:
+                await real_engine(folder, broker)
         finally:
             broker.kill()
     if rows:
@@ -443,9 +495,9 @@ async def measure(options: argparse.Namespace) -> int:
 def main() -> int:
     """Read the options and measure."""
     parser = argparse.ArgumentParser(description=__doc__)
-    for part in ("litellm", "requests", "streams", "revocation"):
+    for part in ("litellm", "requests", "streams", "revocation", "engine"):
         parser.add_argument(f"--skip-{part}", action="store_true")
-    parser.add_argument("--seconds", type=int, default=5, help="length of one run of wrk")
+    parser.add_argument("--seconds", type=int, default=3, help="length of one run of wrk")
     return asyncio.run(measure(parser.parse_args()))
 
 
