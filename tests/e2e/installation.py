@@ -165,8 +165,13 @@ class Installation:
         return Store(self.home.store)
 
 
-def installation(folder: Path, engine: EngineStore, *, up: bool = True) -> Iterator[Installation]:
-    """Bring an installation up (or leave that to the test); end it afterwards in any case."""
+def installation(
+    folder: Path, engine: EngineStore, *, up: bool = True, more: dict[str, str] | None = None
+) -> Iterator[Installation]:
+    """Bring an installation up (or leave that to the test); end it afterwards in any case.
+
+    `more` are further variables of its environment.
+    """
     panel, gate, metrics, engines = free_ports(4)
     hidden = ("MM_", "DJANGO_", "DATABASE_URL", "REDIS_URL", "PUBLIC_ORIGIN", "PYTEST_")
     env = {k: v for k, v in os.environ.items() if not k.startswith(hidden)}
