@@ -1,0 +1,56 @@
+"""What people look at: every read of the panel, the API and `mm`.
+
+Each query takes the person first, refuses those who may not look, and makes a number of database
+queries that does not grow with the rows it returns.
+"""
+
+from deployments.queries.books import budgets, request, usage, usage_events
+from deployments.queries.history import (
+    HistoryRow,
+    diff,
+    differences,
+    export_history,
+    generation,
+    history,
+    live_spans,
+)
+from deployments.queries.installation import activity, alarms, audit, host, hosts, tokens, users
+from deployments.queries.jobs import activation, activations, browse, build, build_log, builds
+from deployments.queries.keys import key, key_events, keys
+from deployments.queries.looking import Page, require
+from deployments.queries.overview import DeploymentRow, deployment, deployments_overview
+
+__all__ = [
+    "DeploymentRow",
+    "HistoryRow",
+    "Page",
+    "activation",
+    "activations",
+    "activity",
+    "alarms",
+    "audit",
+    "browse",
+    "budgets",
+    "build",
+    "build_log",
+    "builds",
+    "deployment",
+    "deployments_overview",
+    "diff",
+    "differences",
+    "export_history",
+    "generation",
+    "history",
+    "host",
+    "hosts",
+    "key",
+    "key_events",
+    "keys",
+    "live_spans",
+    "request",
+    "require",
+    "tokens",
+    "usage",
+    "usage_events",
+    "users",
+]

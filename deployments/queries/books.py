@@ -1,0 +1,127 @@
+"""Usage: sums, budgets, single requests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, Literal
+
+from django.db.models import F, Q, Sum
+from django.utils import timezone
+
+from deployments.models import (
+    Role,
+    UsageBucket,
+    UsageEvent,
+    User,
+)
+from deployments.queries.looking import Page, aware, paged, require
+from mmadmin.core.errors import InvalidInput, NotFound
+
+SUMS = (
+    "requests",
+    "failed",
+    "prompt_tokens",
+    "completion_tokens",
+    "cached_tokens",
+    "reasoning_tokens",
+    "ttft_ms",
+    "duration_ms",
+)
+
+
+def usage(
+    actor: User,
+    *,
+    since: datetime,
+    until: datetime,
+    deployment: str = "",
+    key_id: str = "",
+    generation: int | None = None,
+    by: Literal["hour", "day", "key", "deployment", "generation", "endpoint"] = "hour",
+) -> list[dict[str, Any]]:
+    """Sums of the books from `since` to `until`, grouped by time, key, deployment or generation.
+
+    Every row holds the group's name(s) and the sums `requests`, `failed`, `prompt_tokens`,
+    `completion_tokens`, `cached_tokens`, `reasoning_tokens`, `ttft_ms`, `duration_ms`.
+    """
+    require(actor)
+    since, until = aware(since), aware(until)
+    rows = UsageBucket.objects.filter(hour__gte=since, hour__lt=until)
+    if deployment:
+        rows = rows.filter(deployment=deployment)
+    if key_id:
+        rows = rows.filter(key_id=key_id)
+    if generation is not None:
+        rows = rows.filter(generation=generation)
+    group = {
+        "hour": ("hour",),
+        "day": ("hour",),
+        "key": ("key_id",),
+        "deployment": ("deployment",),
+        "generation": ("deployment", "generation"),
+        "endpoint": ("endpoint",),
+    }.get(by)
+    if group is None:
+        raise InvalidInput(f"usage cannot be grouped by {by!r}")
+    sums = {name: Sum(name) for name in SUMS}
+    found = list(rows.order_by(*group).values(*group).annotate(**sums))
+    return _by_day(found) if by == "day" else found
+
+
+def _by_day(hours: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Hours added up to days: some databases are slow at cutting a time."""
+    days: dict[datetime, dict[str, Any]] = {}
+    for row in hours:
+        day = row["hour"].replace(hour=0)
+        into = days.setdefault(day, {"day": day, **dict.fromkeys(SUMS, 0)})
+        for name in SUMS:
+            into[name] += row[name]
+    return list(days.values())
+
+
+def budgets(actor: User, key_ids: Sequence[str]) -> dict[str, tuple[int, int]]:
+    """Tokens that each key used today and this month (UTC), as (day, month).
+
+    Requests that ended in the last seconds may not be in the books yet; the gate's own count is
+    what refuses a request.
+    """
+    require(actor)
+    today = timezone.now().replace(hour=0, minute=0, second=0, microsecond=0)
+    tokens = Sum(F("prompt_tokens") + F("completion_tokens"))
+    rows = (
+        UsageBucket.objects.filter(key_id__in=key_ids, hour__gte=today.replace(day=1))
+        .order_by()
+        .values_list("key_id")
+        .annotate(
+            month=tokens,
+            day=Sum(F("prompt_tokens") + F("completion_tokens"), filter=Q(hour__gte=today)),
+        )
+    )
+    spent = {key_id: (day or 0, month or 0) for key_id, month, day in rows}
+    return {key_id: spent.get(key_id, (0, 0)) for key_id in key_ids}
+
+
+def request(actor: User, request_id: str) -> UsageEvent:
+    """One finished request by its id (`x-request-id`): which generation answered it, and how."""
+    require(actor)
+    found = UsageEvent.objects.filter(pk=request_id).first()
+    if found is None:
+        raise NotFound(
+            f"there is no request {request_id} in the books",
+            remedy="one that has not ended, or ended just now, is not there yet",
+        )
+    return found
+
+
+def usage_events(
+    actor: User, *, key_id: str = "", deployment: str = "", page: int = 1
+) -> Page[UsageEvent]:
+    """Single requests, newest first: of a key, of a deployment, or all."""
+    require(actor, Role.OPERATOR)
+    rows = UsageEvent.objects.order_by("-at")
+    if key_id:
+        rows = rows.filter(key_id=key_id)
+    if deployment:
+        rows = rows.filter(deployment=deployment)
+    return paged(rows, page)

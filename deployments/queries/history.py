@@ -1,0 +1,264 @@
+"""What became of a deployment: generations, live spans, differences, the export."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from django.db.models import Max
+from django.utils import timezone
+
+from deployments.models import (
+    Activation,
+    Build,
+    Generation,
+    Transition,
+    User,
+)
+from deployments.queries.looking import PER_PAGE, Page, deployment_named, grouped, paged, require
+from mmadmin.core.diff import DiffRow, Side
+from mmadmin.core.diff import diff as core_diff
+from mmadmin.core.errors import NotFound
+from mmadmin.core.lifecycle import GenerationState
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryRow:
+    """A generation with how it came to be and how it went."""
+
+    generation: Generation
+    build: Build | None
+    """The newest."""
+    activations: list[Activation]
+    """Newest first."""
+    live_spans: list[tuple[datetime, datetime | None]]
+    """When it was live; an open end = it still is."""
+    live_s: int
+    """Seconds it was ever live."""
+    changes: list[DiffRow]
+    """Against its parent; empty for the first."""
+    is_live: bool
+    transitions: list[Transition] = field(default_factory=list)
+
+
+def history(actor: User, name: str, *, page: int = 1, per_page: int = PER_PAGE) -> Page[HistoryRow]:
+    """A deployment's generations, newest first, with how each went."""
+    require(actor)
+    of = deployment_named(name)
+    every = of.generations.select_related("author", "parent__deployment", "deployment")
+    found = paged(every, page, per_page)
+    rows = _history_rows(found.rows, live_id=of.live_id)
+    return Page(rows, found.page, found.pages, found.total, found.per_page)
+
+
+def generation(actor: User, name: str, number: int) -> HistoryRow:
+    """One generation with all of its transitions. Raises `NotFound`."""
+    require(actor)
+    of = deployment_named(name)
+    found = (
+        of.generations.select_related("author", "parent__deployment", "deployment")
+        .filter(number=number)
+        .first()
+    )
+    if found is None:
+        raise NotFound(f"{name} has no generation {number}")
+    return _history_rows([found], live_id=of.live_id)[0]
+
+
+def _history_rows(generations: Sequence[Generation], *, live_id: int | None) -> list[HistoryRow]:
+    ids = [g.pk for g in generations]
+    newest = (
+        Build.objects.filter(generation__in=ids)
+        .values("generation")
+        .annotate(newest=Max("id"))
+        .order_by()
+        .values("newest")
+    )
+    builds = {b.generation_id: b for b in Build.objects.filter(pk__in=newest)}
+    activations = grouped(
+        Activation.objects.filter(target__in=ids).select_related("actor"),
+        lambda activation: activation.target_id,
+    )
+    transitions = grouped(
+        Transition.objects.filter(generation__in=ids).select_related("actor"),
+        lambda transition: transition.generation_id,
+    )
+    now = timezone.now()
+    rows = []
+    for g in generations:
+        spans = live_spans(transitions[g.pk])
+        rows.append(
+            HistoryRow(
+                generation=g,
+                build=builds.get(g.pk),
+                activations=activations[g.pk],
+                live_spans=spans,
+                live_s=int(sum(((end or now) - start).total_seconds() for start, end in spans)),
+                changes=differences(g.parent, g) if g.parent else [],
+                is_live=g.pk == live_id,
+                transitions=transitions[g.pk],
+            )
+        )
+    return rows
+
+
+def live_spans(transitions: Sequence[Transition]) -> list[tuple[datetime, datetime | None]]:
+    """When a generation was live: from each transition to live until the next away from it."""
+    spans: list[tuple[datetime, datetime | None]] = []
+    for transition in transitions:
+        if transition.after == GenerationState.LIVE:
+            spans.append((transition.at, None))
+        elif transition.before == GenerationState.LIVE and spans and spans[-1][1] is None:
+            spans[-1] = (spans[-1][0], transition.at)
+    return spans
+
+
+EXPORT_FORMAT = 1
+
+
+def export_history(actor: User, name: str) -> dict[str, Any]:
+    """A deployment's whole history as JSON data: what was asked for, pinned, done, by whom, when.
+
+    Holds no secret and no usage. The file is complete: with the sources that its locks name, each
+    generation can be built again to the same hashes.
+    """
+    require(actor)
+    of = deployment_named(name)
+    generations = list(
+        of.generations.select_related("author", "parent__deployment", "deployment").order_by(
+            "number"
+        )
+    )
+    builds = grouped(
+        Build.objects.filter(deployment=of, dry_run=False).select_related("actor").order_by("pk"),
+        lambda build: build.generation_id,
+    )
+    activations = of.activations.select_related("target", "previous", "actor").order_by("pk").all()
+    return {
+        "format": EXPORT_FORMAT,
+        "exported_at": _iso(timezone.now()),
+        "deployment": {
+            "name": of.name,
+            "public_name": of.public_name,
+            "description": of.description,
+            "host": of.host.name,
+            "created_at": _iso(of.created_at),
+        },
+        "generations": [
+            _exported(row, builds[row.generation.pk])
+            for row in _history_rows(generations, live_id=of.live_id)
+        ],
+        "activations": [
+            _exported_job(activation)
+            | {
+                "kind": activation.kind,
+                "mode": activation.mode,
+                "target": activation.target.number if activation.target else None,
+                "previous": activation.previous.number if activation.previous else None,
+                "reason": activation.reason,
+                "phases": activation.phases,
+            }
+            for activation in activations
+        ],
+    }
+
+
+def _exported(row: HistoryRow, builds: Sequence[Build]) -> dict[str, Any]:
+    it = row.generation
+    return {
+        "number": it.number,
+        "parent": it.parent.number if it.parent else None,
+        "author": it.author.get_username(),
+        "reason": it.reason,
+        "created_at": _iso(it.created_at),
+        "built_at": _iso(it.built_at),
+        "state": it.state,
+        "state_reason": it.state_reason,
+        "mark": it.mark,
+        "pinned": it.pinned,
+        "spec_toml": it.spec_toml,
+        "lock": it.lock,
+        "graph": it.graph,
+        "system": it.system,
+        "size_bytes": it.size_bytes,
+        "host_facts": it.host_facts,
+        "command": it.command,
+        "template": it.template,
+        "probe_report": it.probe_report,
+        "changes": [change.as_json() for change in row.changes],
+        "live_spans": [[_iso(start), _iso(end)] for start, end in row.live_spans],
+        "transitions": [
+            {
+                "before": t.before,
+                "after": t.after,
+                "at": _iso(t.at),
+                "actor": t.actor.get_username() if t.actor else None,
+                "reason": t.reason,
+            }
+            for t in row.transitions
+        ],
+        "builds": [_exported_job(build) for build in builds],
+    }
+
+
+def _exported_job(job: Build | Activation) -> dict[str, Any]:
+    return {
+        "id": job.pk,
+        "state": job.state,
+        "actor": job.actor.get_username() if job.actor else None,
+        "attempts": job.attempts,
+        "error": job.error,
+        "created_at": _iso(job.created_at),
+        "started_at": _iso(job.started_at),
+        "ended_at": _iso(job.ended_at),
+    }
+
+
+def _iso(moment: datetime | None) -> str | None:
+    return moment.isoformat() if moment else None
+
+
+def diff(actor: User, name: str, a: int, b: int) -> list[DiffRow]:
+    """What differs from generation `a` to generation `b`."""
+    require(actor)
+    of = deployment_named(name)
+    found = {g.number: g for g in of.generations.filter(number__in=[a, b])}
+    for number in (a, b):
+        if number not in found:
+            raise NotFound(f"{name} has no generation {number}")
+    return differences(found[a], found[b])
+
+
+KNOWN_DIFFERENCES = 4096
+
+
+def differences(before: Generation, after: Generation) -> list[DiffRow]:
+    """What differs between two generations, as far as it was recorded.
+
+    A history asks for the same pairs again and again: what was compared is remembered for as long
+    as neither generation has changed since.
+    """
+    pair = (before.pk, before.changed_at, after.pk, after.changed_at)
+    known = _known_differences.get(pair)
+    if known is None:
+        known = _known_differences[pair] = core_diff(_side(before), _side(after))
+        if len(_known_differences) > KNOWN_DIFFERENCES:
+            _known_differences.popitem(last=False)
+    return list(known)
+
+
+def _side(generation: Generation) -> Side:
+    return Side(
+        spec_toml=generation.spec_toml,
+        lock=generation.lock,
+        graph=generation.graph,
+        argv=generation.command,
+        template=generation.template,
+        probes=generation.probe_report,
+    )
+
+
+_known_differences: OrderedDict[tuple[object, ...], list[DiffRow]] = OrderedDict()

@@ -1,0 +1,77 @@
+"""Audit log, hosts, people, alarms."""
+
+from __future__ import annotations
+
+from django.db.models import Q
+
+from deployments.models import (
+    Alarm,
+    AuditEvent,
+    Host,
+    Role,
+    User,
+    UserToken,
+)
+from deployments.queries.looking import Page, paged, require
+from mmadmin.core.errors import NotFound
+
+
+def audit(
+    actor: User, *, search: str = "", verb: str = "", who: str = "", page: int = 1
+) -> Page[AuditEvent]:
+    """The audit log, newest first. `verb` may be a prefix such as `key.`."""
+    require(actor, Role.OPERATOR)
+    rows = AuditEvent.objects.select_related("actor")
+    for word in search.split():
+        rows = rows.filter(Q(summary__icontains=word) | Q(subject__icontains=word))
+    if verb:
+        rows = rows.filter(verb__startswith=verb)
+    if who:
+        rows = rows.filter(actor__username=who)
+    return paged(rows, page)
+
+
+ACTIVITY_VERBS = ("deployment.", "generation.", "build.", "activation.")
+
+
+def activity(actor: User, limit: int = 12) -> list[AuditEvent]:
+    """What happened to deployments lately, newest first."""
+    require(actor)
+    which = Q()
+    for verb in ACTIVITY_VERBS:
+        which |= Q(verb__startswith=verb)
+    return list(AuditEvent.objects.filter(which).select_related("actor")[:limit])
+
+
+def hosts(actor: User) -> list[Host]:
+    """The hosts, by name."""
+    require(actor)
+    return list(Host.objects.order_by("name"))
+
+
+def host(actor: User, name: str) -> Host:
+    """One host. Raises `NotFound`."""
+    require(actor)
+    found = Host.objects.filter(name=name).first()
+    if found is None:
+        raise NotFound(f"there is no host {name}")
+    return found
+
+
+def users(actor: User) -> list[User]:
+    """The people, by name."""
+    require(actor, Role.ADMIN)
+    return list(User.objects.order_by("username"))
+
+
+def tokens(actor: User) -> list[UserToken]:
+    """One's own API tokens, newest first."""
+    require(actor)
+    return list(UserToken.objects.filter(user=actor))
+
+
+def alarms(actor: User, *, name: str = "") -> list[Alarm]:
+    """Open alarms, newest first."""
+    require(actor)
+    rows = Alarm.objects.filter(cleared_at=None).select_related("deployment", "generation")
+    return list(rows.filter(deployment__name=name) if name else rows)

@@ -1,0 +1,83 @@
+"""Who may look, and lists in pages."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Generic, TypeVar
+
+from django.db.models import Model, QuerySet
+from django.utils import timezone
+
+from deployments.models import (
+    Deployment,
+    Role,
+    User,
+)
+from mmadmin.core.errors import NotFound, Refused
+from mmadmin.core.lifecycle import JobState
+
+ACTIVE_JOB = (JobState.QUEUED, JobState.RUNNING)
+
+
+PER_PAGE = 50
+
+
+T = TypeVar("T")
+
+
+M = TypeVar("M", bound=Model)
+
+
+@dataclass(frozen=True, slots=True)
+class Page(Generic[T]):
+    """One page of a list."""
+
+    rows: list[T]
+    page: int
+    """From 1."""
+    pages: int
+    total: int
+    per_page: int
+
+
+def require(actor: User, role: Role = Role.VIEWER) -> None:
+    """Raise `Refused` unless the person is active and has at least this role."""
+    if not actor.is_active or not actor.at_least(role):
+        raise Refused(
+            f"{actor.get_username()} may not see this: it takes the role {role.value}",
+            remedy="ask an admin",
+            role=role.value,
+        )
+
+
+def aware(moment: datetime) -> datetime:
+    """The moment with its zone; one without is in UTC."""
+    return moment if timezone.is_aware(moment) else moment.replace(tzinfo=UTC)
+
+
+def paged(rows: QuerySet[M], page: int, per_page: int = PER_PAGE) -> Page[M]:
+    """One page of a query; a page beyond the last is the last."""
+    total = rows.count()
+    pages = max(1, -(-total // per_page))
+    page = min(max(1, page), pages)
+    start = (page - 1) * per_page
+    return Page(list(rows[start : start + per_page]), page, pages, total, per_page)
+
+
+def grouped(rows: Iterable[M], by: Any) -> dict[int, list[M]]:
+    """Rows by what `by` says of each."""
+    groups: dict[int, list[M]] = defaultdict(list)
+    for row in rows:
+        groups[by(row)].append(row)
+    return groups
+
+
+def deployment_named(name: str) -> Deployment:
+    """The deployment with that name. Raises `NotFound`."""
+    found = Deployment.objects.filter(name=name).first()
+    if found is None:
+        raise NotFound(f"there is no deployment {name}", remedy="see the list of deployments")
+    return found

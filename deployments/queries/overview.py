@@ -1,0 +1,195 @@
+"""Deployments as they are now."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.db.models import Count, Max, Q, QuerySet, Sum
+from django.utils import timezone
+
+from deployments.models import (
+    Activation,
+    Alarm,
+    Build,
+    Deployment,
+    Generation,
+    Replica,
+    ReplicaState,
+    Transition,
+    UsageEvent,
+    User,
+)
+from deployments.queries.looking import ACTIVE_JOB, grouped, require
+from mmadmin.core.errors import NotFound
+from mmadmin.core.lifecycle import GenerationState
+
+LIVE_WINDOW = timedelta(hours=1)
+
+
+@dataclass(frozen=True, slots=True)
+class DeploymentRow:
+    """A deployment with what is live, what is under way, and how it did in the last hour."""
+
+    deployment: Deployment
+    live: Generation | None
+    live_since: datetime | None
+    newest: Generation | None
+    generations: int
+    activation: Activation | None
+    """Queued or running."""
+    build: Build | None
+    """Queued or running."""
+    replicas: list[Replica]
+    """Those that are not stopped or failed."""
+    last_activation: Activation | None
+    """The newest that ended."""
+    alarms: list[Alarm]
+    """Open ones."""
+    requests_1h: int
+    failed_1h: int
+    tokens_per_s: float | None
+    """Mean generation speed of the requests of the last hour."""
+    ttft_ms: int | None
+
+    @property
+    def state(self) -> str:
+        """live, activating, building, failed, stopped or new."""
+        if self.activation is not None:
+            return "activating"
+        if self.live is not None:
+            return "live"
+        if self.build is not None:
+            return "building"
+        if self.newest is None:
+            return "new"
+        return "failed" if self.newest.state == GenerationState.FAILED else "stopped"
+
+
+def deployments_overview(actor: User, *, archived: bool = False) -> list[DeploymentRow]:
+    """Every deployment, by name."""
+    require(actor)
+    return _rows(Deployment.objects.filter(archived_at__isnull=not archived))
+
+
+def deployment(actor: User, name: str) -> DeploymentRow:
+    """One deployment, archived or not. Raises `NotFound`."""
+    require(actor)
+    rows = _rows(Deployment.objects.filter(name=name))
+    if not rows:
+        raise NotFound(f"there is no deployment {name}", remedy="see the list of deployments")
+    return rows[0]
+
+
+def _rows(which: QuerySet[Deployment]) -> list[DeploymentRow]:
+    found = list(which.select_related("host", "live__author", "live__deployment").order_by("name"))
+    ids = [row.pk for row in found]
+    live_ids = [row.live_id for row in found if row.live_id]
+    counts = dict(
+        Generation.objects.filter(deployment__in=ids)
+        .values_list("deployment")
+        .annotate(n=Count("id"))
+        .order_by()
+    )
+    newest_ids = (
+        Generation.objects.filter(deployment__in=ids)
+        .values("deployment")
+        .annotate(newest=Max("id"))
+        .order_by()
+        .values("newest")
+    )
+    newest = {
+        g.deployment_id: g
+        for g in Generation.objects.filter(pk__in=newest_ids).select_related("author", "deployment")
+    }
+    live_since = dict(
+        Transition.objects.filter(generation__in=live_ids, after=GenerationState.LIVE)
+        .values_list("generation")
+        .annotate(since=Max("at"))
+        .order_by()
+    )
+    running = Activation.objects.filter(deployment__in=ids, state__in=ACTIVE_JOB)
+    ended_ids = (
+        Activation.objects.filter(deployment__in=ids)
+        .exclude(state__in=ACTIVE_JOB)
+        .values("deployment")
+        .annotate(newest=Max("id"))
+        .order_by()
+        .values("newest")
+    )
+    activations = Activation.objects.filter(
+        Q(pk__in=running.values("pk")) | Q(pk__in=ended_ids)
+    ).select_related("actor", "target__deployment", "previous__deployment", "deployment")
+    active: dict[int, Activation] = {}
+    ended: dict[int, Activation] = {}
+    for activation in activations:
+        into = active if activation.state in ACTIVE_JOB else ended
+        into[activation.deployment_id] = activation
+    builds = {
+        build.deployment_id: build
+        for build in Build.objects.filter(
+            deployment__in=ids, dry_run=False, state__in=ACTIVE_JOB
+        ).select_related("generation__deployment", "actor", "deployment")
+    }
+    replicas = grouped(
+        Replica.objects.filter(generation__deployment__in=ids)
+        .exclude(state__in=[ReplicaState.STOPPED, ReplicaState.FAILED])
+        .select_related("generation__deployment", "host"),
+        lambda replica: replica.generation.deployment_id,
+    )
+    alarms = grouped(
+        Alarm.objects.filter(deployment__in=ids, cleared_at=None).select_related("generation"),
+        lambda alarm: alarm.deployment_id,
+    )
+    speed = _last_hour([row.name for row in found])
+    return [
+        DeploymentRow(
+            deployment=row,
+            live=row.live,
+            live_since=live_since.get(row.live_id) if row.live_id else None,
+            newest=newest.get(row.pk),
+            generations=counts.get(row.pk, 0),
+            activation=active.get(row.pk),
+            build=builds.get(row.pk),
+            replicas=replicas[row.pk],
+            last_activation=ended.get(row.pk),
+            alarms=alarms[row.pk],
+            **speed[row.name],
+        )
+        for row in found
+    ]
+
+
+def _last_hour(names: Sequence[str]) -> Mapping[str, dict[str, Any]]:
+    since = timezone.now() - LIVE_WINDOW
+    empty: dict[str, Any] = {
+        "requests_1h": 0,
+        "failed_1h": 0,
+        "tokens_per_s": None,
+        "ttft_ms": None,
+    }
+    found: dict[str, dict[str, Any]] = defaultdict(lambda: dict(empty))
+    events = (
+        UsageEvent.objects.filter(deployment__in=names, at__gte=since)
+        .values("deployment")
+        .annotate(
+            n=Count("id"),
+            failed=Count("id", filter=Q(outcome="failed")),
+            speed=Sum("tokens_per_s_milli", filter=Q(tokens_per_s_milli__gt=0)),
+            fast=Count("id", filter=Q(tokens_per_s_milli__gt=0)),
+            ttft=Sum("ttft_ms", filter=Q(ttft_ms__gt=0)),
+            first=Count("id", filter=Q(ttft_ms__gt=0)),
+        )
+        .order_by()
+    )
+    for row in events:
+        found[row["deployment"]] = {
+            "requests_1h": row["n"],
+            "failed_1h": row["failed"],
+            "tokens_per_s": row["speed"] / row["fast"] / 1000 if row["fast"] else None,
+            "ttft_ms": row["ttft"] // row["first"] if row["first"] else None,
+        }
+    return found
