@@ -304,9 +304,10 @@ def peak_bytes(graph: Graph, *, devices: int = 0, pipeline: bool = False) -> dic
             tensor.device = -1
         return _Allocator({-1: HOST_ALIGNMENT}).run(graph.leafs, graph.nodes)
     copies = PIPELINE_COPIES if pipeline else 1
-    leafs = _pinned_inputs(graph, copies) + _crossings(graph, copies)
+    pinned = _pinned_inputs(graph, copies)
+    crossed, nodes = _split(graph, copies)
     alignments = {-1: HOST_ALIGNMENT} | dict.fromkeys(range(devices), CUDA_ALIGNMENT)
-    return _Allocator(alignments).run([*leafs, *graph.leafs], graph.nodes)
+    return _Allocator(alignments).run([*pinned, *crossed, *graph.leafs], nodes)
 
 
 def _pinned_inputs(graph: Graph, copies: int) -> list[Tensor]:
@@ -319,23 +320,60 @@ def _pinned_inputs(graph: Graph, copies: int) -> list[Tensor]:
     return [_copy(leaf, leaf.device, pinned=True) for leaf in inputs for _ in range(copies - 1)]
 
 
-def _crossings(graph: Graph, copies: int) -> list[Tensor]:
-    """Let each node read its sources on its own device; the copies that are pinned there."""
-    leafs: list[Tensor] = []
+def _split(graph: Graph, copies: int) -> tuple[list[Tensor], list[Tensor]]:
+    """Cut the nodes into runs of one device each, and let each run read its sources there.
+
+    Copies are made at the start of a run, and their originals are let go then. Returns the copies
+    that are pinned (leafs), and the nodes with copies among them.
+    """
+    pinned: list[Tensor] = []
+    nodes: list[Tensor] = []
     made: dict[tuple[int, int], Tensor] = {}
-    for node in graph.nodes:
-        if node.op in VIEWS:
-            continue
-        for source in node.sources:
-            key = (id(source), node.device)
-            if key in made or source.device == node.device or _is_external(source):
+    for run in _runs(graph.nodes):
+        device = next((node.device for node in run if node.op not in VIEWS), -1)
+        for node in run:
+            if node.op in VIEWS:
                 continue
-            twins = [_copy(source, node.device, pinned=copies > 1) for _ in range(copies)]
-            made[key] = twins[0]
-            if copies > 1:
-                leafs.extend(twins)
-        node.sources = tuple(made.get((id(s), node.device), s) for s in node.sources)
-    return leafs
+            for source in node.sources:
+                key = (id(source), device)
+                if key in made or source.device == device or _is_external(source):
+                    continue
+                twins = [_copy(source, device, pinned=copies > 1) for _ in range(copies)]
+                made[key] = twins[0]
+                nodes += [_until(source), twins[0]]
+                if copies > 1:
+                    pinned += twins
+        for node in run:
+            if node.op not in VIEWS:
+                node.sources = tuple(made.get((id(s), device), s) for s in node.sources)
+        nodes += run
+    return pinned, nodes
+
+
+def _runs(nodes: Sequence[Tensor]) -> list[list[Tensor]]:
+    """Consecutive nodes of one device; views go with what is before them."""
+    runs: list[list[Tensor]] = [[]]
+    current: int | None = None
+    for node in nodes:
+        if node.op not in VIEWS and current not in (None, node.device):
+            runs.append([])
+        if node.op not in VIEWS:
+            current = node.device
+        runs[-1].append(node)
+    return runs
+
+
+def _until(source: Tensor) -> Tensor:
+    """A node that does nothing but keep a tensor until its copy is made."""
+    return Tensor(
+        "none",
+        source.shape,
+        source.element_bytes,
+        source.strides,
+        (source,),
+        view_of=source.view_of or source,
+        device=source.device,
+    )
 
 
 def _is_external(tensor: Tensor) -> bool:

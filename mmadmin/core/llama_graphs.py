@@ -99,14 +99,21 @@ class _Builder:
         vectors = graph.input(shape.embedding, tokens)
         graph.expand(picked)
         graph.expand(vectors)
+        host = graph.device
         if shape.architecture not in NO_MIXED_BATCH:
-            mixed = graph.like("dup", graph.input(shape.embedding, tokens))
+            # without weights of their own, these are computed where the first layer is
+            vectors, graph.device = graph.input(shape.embedding, tokens), self.devices[0]
+            mixed = graph.like("dup", vectors)
+            graph.device = host
             rows = graph.new("get_rows", (shape.embedding, tokens), table, graph.input(tokens))
             slots = graph.input(tokens, element_bytes=I64)
+            graph.device = self.devices[0]
             graph.expand(self.set_rows(mixed, rows, slots))
+        graph.device = self.devices[0]
         if shape.architecture in SCALED_EMBEDDINGS:
             picked = graph.like("mul", picked, graph.input(1, tokens))
         graph.expand(picked)
+        graph.device = host
         return picked
 
     def set_rows(self, target: Tensor, rows: Tensor, indices: Tensor) -> Tensor:

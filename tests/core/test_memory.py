@@ -180,6 +180,29 @@ def test_repacked_weights_are_a_second_copy() -> None:
     assert "repacked" not in predict(shape, RunShape(context=512, repack=False)).host
 
 
+def test_buffers_beside_a_gpu_as_they_were_measured() -> None:
+    """One H200, the 128B shape with a 32,000-word vocabulary, 64K context: the engine's own sizes.
+
+    compute buffer 0.320 GiB on the GPU and 0.156 GiB on the host (docs/measurements.md).
+    """
+    shape = llama(
+        layers=88,
+        embedding=12288,
+        feed_forward=28672,
+        heads=96,
+        kv_heads=8,
+        head_size=128,
+        vocabulary=32000,
+        quant="Q4_K_M",
+        context=262144,
+    )
+    card = Device(90, 140 * GIB, 139 * GIB)
+    made = predict(shape, RunShape(context=65536), [card])
+    assert made.devices[0]["compute"] == pytest.approx(0.320 * GIB, rel=0.005)
+    assert made.host["compute"] == pytest.approx(0.156 * GIB, rel=0.005)
+    assert made.devices[0]["cache"] == 22 * GIB
+
+
 def test_what_a_host_has_shown_replaces_the_constant() -> None:
     """A calibrated CUDA context is used instead of the table."""
     shape = llama(**SMALL)
