@@ -13,7 +13,7 @@ from django.shortcuts import redirect
 from django.urls import reverse
 from django.views.decorators.http import require_POST
 
-from deployments import actions, queries
+from deployments import actions, pulse, queries
 from deployments.forms import OptionalReason, Reason
 from deployments.models import Activation
 from deployments.views.page import attempt, blame, number_of, operator, page, person, show
@@ -36,6 +36,8 @@ def deployment(request: HttpRequest, name: str) -> HttpResponse:
     row = queries.deployment(me, name)
     part = request.GET.get("part", "")
     context: dict[str, object] = {"nav": "overview", "row": row, "startable": STARTABLE}
+    if part in {"", "now"}:
+        context["pulse"] = pulse.lines()
     if part in {"", "timeline"}:
         page_number = number_of(request.GET.get("page"))
         context["history"] = queries.history(me, name, page=page_number, per_page=ROWS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.http import HttpRequest, HttpResponse
 
-from deployments import queries
+from deployments import pulse, queries
 from deployments.views.hosts import machines
 from deployments.views.page import page, person, show
 
@@ -27,6 +27,7 @@ def overview(request: HttpRequest) -> HttpResponse:
         rows = queries.deployments_overview(me, archived=archived)
         context |= {
             "rows": rows,
+            "pulse": pulse.lines(),
             "alarms": [alarm for row in rows for alarm in row.alarms],
             "failed": [row for row in rows if row.newest and row.newest.state == "failed"],
         }

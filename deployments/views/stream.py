@@ -32,6 +32,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 HEARTBEAT_S = 15.0
+LOOK_AGAIN_S = 5.0
+"""What nobody announces (speed, queue, memory) is looked at again this often."""
 STILL_HERE_S = 30.0
 CHUNKS_AT_ONCE = 500
 MOST_PARTS = 8
@@ -132,7 +134,7 @@ async def _events(
         async for lines in _lines(user, watch):
             yield lines
         while True:
-            kinds = await listener.next(HEARTBEAT_S)
+            kinds = await listener.next(HEARTBEAT_S if shown is None else LOOK_AGAIN_S)
             if time.monotonic() - looked > STILL_HERE_S:
                 looked = time.monotonic()
                 again = await _off_loop(_still_here, user.pk)
