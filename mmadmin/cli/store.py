@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Annotated
 
 import typer
 from rich.markup import escape
@@ -10,6 +11,7 @@ from rich.markup import escape
 from mmadmin.cli import store_care, store_exchange
 from mmadmin.cli.output import JsonFlag, bytes_text, console, emit_json, table
 from mmadmin.cli.store_names import ObjectName, open_store, resolve_name
+from mmadmin.core.errors import InvalidInput, NotFound
 from mmadmin.core.store.gc import all_roots, sizes
 from mmadmin.core.store.gc import why as needs
 
@@ -64,6 +66,59 @@ def roots(*, as_json: JsonFlag = False) -> None:
         [[escape(r.kind), escape(r.key), escape(r.object), escape(r.reason)] for r in found],
         empty="nothing is kept",
     )
+
+
+@app.command()
+def pin(
+    name: ObjectName,
+    reason: Annotated[str, typer.Option(help="Why it is kept.")] = "",
+    *,
+    as_json: JsonFlag = False,
+) -> None:
+    """Keep an object, with all it needs, until it is released.
+
+    Example: mm store pin SmolLM2-135M --reason "the reference for comparisons"
+    """
+    store = open_store()
+    full = resolve_name(store, name)
+    store.add_root("pin", full, full, reason or "pinned by hand")
+    if as_json:
+        emit_json({"kind": "pin", "key": full, "object": full})
+    else:
+        console.print(f"kept: {escape(full)}")
+
+
+@app.command()
+def release(
+    kind: Annotated[str, typer.Argument(help="A root's kind: pin, build, adopted, pulled, check.")],
+    key: Annotated[str, typer.Argument(help="The root's key, or a part that only it has.")],
+    *,
+    as_json: JsonFlag = False,
+) -> None:
+    """Stop keeping an object for that reason; `mm store roots` lists kinds and keys.
+
+    Generations are kept and let go by the deployment's rule, and by pinning them in its history.
+
+    Example: mm store release adopted Qwen3-8B
+    """
+    store = open_store()
+    if kind == "generation":
+        raise InvalidInput(
+            "generations are kept by their deployment's rule",
+            remedy="archive the deployment, unpin the generation, or use `mm store gc --keep N`",
+        )
+    keys = [root.key for root in store.roots() if root.kind == kind and key in root.key]
+    exact = [one for one in keys if one == key] or keys
+    if len(exact) != 1:
+        raise NotFound(
+            f"{len(exact)} roots of kind {kind} have {key!r} in their key",
+            remedy="`mm store roots` lists them",
+        )
+    store.remove_root(kind, exact[0])
+    if as_json:
+        emit_json({"kind": kind, "key": exact[0]})
+    else:
+        console.print(f"no longer kept as {escape(kind)} {escape(exact[0])}")
 
 
 @app.command()

@@ -161,6 +161,19 @@ def test_pull_from_a_served_store(
     assert [r["kind"] for r in mm_json("roots")] == ["pulled"]
 
 
+def test_keeping_and_releasing_by_hand(store: Store, model: StoreObject) -> None:
+    """A pin keeps an object until it is released; generations are not released here."""
+    mm("pin", "loose", "--reason", "asked")
+    assert mm_json("gc")["objects"] == []
+    assert "asked" in mm("why", "loose")
+    with pytest.raises(MmError, match="0 roots of kind pin"):
+        mm("release", "pin", "nothing")
+    with pytest.raises(MmError, match="kept by their deployment"):
+        mm("release", "generation", "smol/1")
+    assert mm_json("release", "pin", "loose")["kind"] == "pin"
+    assert len(mm_json("gc")["objects"]) == 1
+
+
 def test_adopting(store: Store, tmp_path: Path) -> None:
     """What caches hold is listed, and taken over by part of its label."""
     hub(tmp_path / "hub", {"m.gguf": model_bytes(1), "n.gguf": model_bytes(2)})

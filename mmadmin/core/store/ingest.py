@@ -5,6 +5,7 @@ Memory is bounded by a pool of buffers, whatever the file's size.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import queue
@@ -127,12 +128,21 @@ def copy_hashing(source: Path, target: Path, *, progress: Progress = silent) -> 
         try:
             os.posix_fadvise(read.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
             if info.st_size and not sparse:
-                os.posix_fallocate(fd, 0, info.st_size)
+                _claim(fd, info.st_size)
             found = _pump(read.fileno(), fd, info.st_size, progress, sparse=sparse)
             os.fsync(fd)
         finally:
             os.close(fd)
     return found
+
+
+def _claim(fd: int, size: int) -> None:
+    """Have the file system set the room aside, where it can: a full disk shows at once."""
+    try:
+        os.posix_fallocate(fd, 0, size)
+    except OSError as error:
+        if error.errno not in {errno.EINVAL, errno.EOPNOTSUPP}:
+            raise
 
 
 def _pump(

@@ -31,9 +31,12 @@ class InUse:
 
 
 def in_use(objects: Path, blobs: Path, proc: Path = PROC) -> list[InUse]:
-    """Every process that uses something below `objects` or `blobs`."""
-    object_pattern = re.compile(re.escape(os.fsencode(objects)) + OBJECT)
-    blob_pattern = re.compile(re.escape(os.fsencode(blobs)) + BLOB)
+    """Every process that uses something below `objects` or `blobs`.
+
+    The kernel names files by their real path, arguments by the one that was given: both count.
+    """
+    object_pattern = re.compile(_either(objects) + OBJECT)
+    blob_pattern = re.compile(_either(blobs) + BLOB)
     found = []
     for folder in proc.iterdir():
         if not folder.name.isdigit():
@@ -48,6 +51,12 @@ def in_use(objects: Path, blobs: Path, proc: Path = PROC) -> list[InUse]:
                 InUse(int(folder.name), _program(folder), frozenset(names), frozenset(digests))
             )
     return found
+
+
+def _either(folder: Path) -> bytes:
+    """A pattern for a folder's path as it was given, or without symbolic links."""
+    forms = {os.fsencode(folder), os.fsencode(os.path.realpath(folder))}
+    return b"(?:" + b"|".join(re.escape(form) for form in sorted(forms)) + b")"
 
 
 def _texts(folder: Path) -> Iterator[bytes]:

@@ -199,6 +199,17 @@ def test_running_processes_keep_what_they_use(store: Store) -> None:
     assert child.pid not in used
 
 
+def test_a_store_behind_a_link_is_recognised(store: Store, tmp_path: Path) -> None:
+    """The kernel names mapped files by their real path, whatever path the store was opened by."""
+    found = add(store, "model", {"m.gguf": b"m" * 10_000})
+    (tmp_path / "link").symlink_to(store.root)
+    linked = Store(tmp_path / "link", floor_bytes=0)
+    with (linked.object_path(found.name) / "m.gguf").open("rb") as file:
+        assert file.read(1) == b"m"
+        assert collect(linked).objects == ()
+    assert collect(linked).objects == (found.name,)
+
+
 def test_older_than_leaves_what_is_recent_and_what_that_needs(store: Store) -> None:
     """An hour-old limit leaves today's work, also the old object that it builds on."""
     old = add(store, "old", {"f": b"old"})
