@@ -32,8 +32,8 @@ from bench.fit_models import add_vocabulary, decoder
 from mmadmin.core.assemble import assemble
 from mmadmin.core.builder import realise
 from mmadmin.core.derivation import Derivation
-from mmadmin.core.engine import LaunchSpec, System
-from mmadmin.core.engines.llama_server import ENGINE, Seat
+from mmadmin.core.engine import LaunchSpec, Seat, System
+from mmadmin.core.engines.llama_server import ENGINE
 from mmadmin.core.facts import HostFacts
 from mmadmin.core.gguf_file import TENSOR_TYPES, GgufHeader, read_header
 from mmadmin.core.home import Home

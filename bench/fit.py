@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.fit_models import RECIPES, Recipe, write
-from mmadmin.core.engine import System
-from mmadmin.core.engines.llama_server import ENGINE, Seat
+from mmadmin.core.engine import Seat, System
+from mmadmin.core.engines.llama_server import ENGINE
 from mmadmin.core.gguf_file import read_header
 from mmadmin.core.memory import predict
 from mmadmin.core.memory_report import Row, compare_buffers

@@ -23,10 +23,11 @@ from mmadmin.core.model_shape import ModelShape, Weight
 from mmadmin.core.run_shape import HOST, MIB, Device, RunShape, physical_batch, round_up
 from mmadmin.core.weights import UNQUANTIZED, gpu_size, home_of, host_weights, place_layers
 
-CUDA_CONTEXT_MIB: Mapping[int, int] = {70: 320, 75: 200, 80: 430, 86: 300, 89: 330, 90: 530}
+CUDA_CONTEXT_MIB: Mapping[int, int] = {70: 320, 75: 200, 80: 430, 86: 300, 89: 330, 90: 604}
 """What the CUDA runtime and the loaded kernels take on a GPU, by architecture, in MiB.
 
-A guess: driver and toolkit decide. `Calibration` replaces it by what a host has shown.
+Measured for 90 (one H200, driver 580, CUDA 13.0); guesses for the others: driver and toolkit
+decide. `Calibration` replaces it by what a host has shown.
 """
 CUDA_CONTEXT_DEFAULT_MIB = 450
 MMQ_FROM = 75
