@@ -161,12 +161,3 @@ def turn_back(walk: Walk) -> Walk:
         )
     undone = replace(walk, undoing=True)
     return replace(undone, phase=sequence(undone)[0])
-
-
-def ends_live(walk: Walk) -> str:
-    """Which generation serves once this walk has ended: `target`, `previous` or `none`."""
-    if walk.kind is Kind.STOP:
-        return "none"
-    if not walk.undoing:
-        return "target"
-    return "previous" if walk.has_previous else "none"

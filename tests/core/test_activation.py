@@ -17,7 +17,6 @@ from mmadmin.core.activation import (
     after,
     begin,
     choose_mode,
-    ends_live,
     may_turn_back,
     turn_back,
 )
@@ -75,6 +74,15 @@ class World:
             assert held or self.route in self.up, f"requests are refused ({walk})"
             if self.mode is Mode.OVERLAP:
                 assert not held, "an overlap holds nobody"
+
+
+def ends_live(walk: Walk) -> str:
+    """Which generation serves once this walk has ended: `target`, `previous` or `none`."""
+    if walk.kind is Kind.STOP:
+        return "none"
+    if not walk.undoing:
+        return "target"
+    return "previous" if walk.has_previous else "none"
 
 
 EVENTS = st.lists(st.sampled_from(["ok", "ok", "ok", "crash-before", "crash-after", "fail"]))

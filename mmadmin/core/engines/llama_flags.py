@@ -2,12 +2,11 @@
 
 One line an option: its long names (a name that begins with `--no-` switches it off), then `=` when
 it takes a value, with the values it may have where they are few. The names are those of the
-server's own help text; a built engine is asked again before it is launched (`parse_help`).
+server's own help text, and a built engine is asked for its own before it is launched.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -370,16 +369,6 @@ FILES: frozenset[str] = frozenset(
     }
 )
 """Options that name files, whose bytes no lock would pin; and presets that download a model."""
-
-_HEAD = re.compile(r"(?:--?[A-Za-z0-9][\w.-]*(?:,\s*|\s|$))+")
-"""The names at the beginning of a line of the help text."""
-
-
-def parse_help(text: str) -> frozenset[str]:
-    """Every long option that a `llama-server --help` text lists, without dashes."""
-    heads = [match[0] for line in text.splitlines() if (match := _HEAD.match(line))]
-    words = [word for head in heads for word in head.replace(",", " ").split()]
-    return frozenset(word[2:] for word in words if word.startswith("--"))
 
 
 def is_preset(name: str) -> bool:

@@ -13,7 +13,7 @@ import pytest
 from mmadmin.core.catalog import engine
 from mmadmin.core.engine import ModelFacts, Seat, System
 from mmadmin.core.engines.llama_fields import FIELDS
-from mmadmin.core.engines.llama_flags import BY_NAME, FLAGS, OURS, parse_help
+from mmadmin.core.engines.llama_flags import BY_NAME, FLAGS, OURS
 from mmadmin.core.engines.llama_server import LlamaServer
 from mmadmin.core.errors import InvalidSpec
 from mmadmin.core.fields import read_table
@@ -176,12 +176,6 @@ def test_the_secret_is_never_in_the_launch():
     made = launch({"context": 1024})
     assert not [word for word in made.argv if "key" in word]
     assert made.secret_env not in made.env
-
-
-def test_help_text_is_read_into_names():
-    """The built server's own help is the last word on its options."""
-    text = "-c,    --ctx-size N      size\n--perf, --no-perf      timings (see --perf-x)\n--jinja\n"
-    assert parse_help(text + "    as --other-x says") == {"ctx-size", "perf", "no-perf", "jinja"}
 
 
 def test_the_catalog_finds_it():
