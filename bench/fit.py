@@ -23,6 +23,7 @@ from mmadmin.core.gguf_file import read_header
 from mmadmin.core.memory import predict
 from mmadmin.core.memory_report import Row, compare_buffers
 from mmadmin.core.model_shape import shape_of_headers
+from mmadmin.core.recipe import Json
 from mmadmin.core.run_shape import RunShape
 from mmadmin.host.engine_process import free_port
 from mmadmin.host.facts import host_facts
@@ -31,7 +32,7 @@ from tests.support.engine import EngineStore, engine_store
 LIMIT_PERMILLE = 30
 LOAD_TIMEOUT_S = 120
 LISTENING = "listening on http"
-VERBOSE = {"verbosity": 4}
+VERBOSE: dict[str, Json] = {"verbosity": 4}
 """Below 4 the engine does not say its buffer sizes."""
 
 
