@@ -70,7 +70,6 @@ class Seat:
     port: int
     devices: Sequence[int] = ()
     """GPU indices; empty = all that are visible, or the CPU."""
-    slot_dir: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -138,8 +138,6 @@ class LlamaServer:
         argv += ["--alias", system.alias]
         for name, flag_value in sorted(_flags(options).items()):
             argv += _flag_argument(name, flag_value)
-        if seat.slot_dir is not None:
-            argv += ["--slot-save-path", str(seat.slot_dir)]
         size = system.facts.size_bytes if system.facts else 0
         return LaunchSpec(
             argv=argv,
