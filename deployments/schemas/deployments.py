@@ -1,0 +1,256 @@
+"""Deployments and their history."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from ninja import Field, Schema
+
+from deployments import queries
+from deployments.models import (
+    Alarm,
+    Generation,
+    Replica,
+    Transition,
+)
+from deployments.schemas.jobs import ActivationBrief
+from deployments.schemas.shapes import Name, name_of
+from mmadmin.core.diff import DiffRow
+
+
+class GenerationOut(Schema):
+    """One numbered, immutable state of a deployment."""
+
+    uid: str
+    deployment: str
+    number: int
+    parent: int | None
+    state: str
+    state_reason: str
+    system: str
+    author: Name
+    reason: str
+    mark: str
+    pinned: bool
+    size_bytes: int
+    created_at: datetime
+    built_at: datetime | None
+    changed_at: datetime
+
+    @classmethod
+    def of(cls, row: Generation) -> GenerationOut:
+        """A generation with deployment, author and parent selected."""
+        return cls(
+            uid=row.uid,
+            deployment=row.deployment.name,
+            number=row.number,
+            parent=row.parent.number if row.parent else None,
+            state=row.state,
+            state_reason=row.state_reason,
+            system=row.system,
+            author=name_of(row.author),
+            reason=row.reason,
+            mark=row.mark,
+            pinned=row.pinned,
+            size_bytes=row.size_bytes,
+            created_at=row.created_at,
+            built_at=row.built_at,
+            changed_at=row.changed_at,
+        )
+
+
+class TransitionOut(Schema):
+    """One state change."""
+
+    before: str
+    after: str
+    at: datetime
+    actor: Name
+    reason: str
+
+    @classmethod
+    def of(cls, row: Transition) -> TransitionOut:
+        """A transition with its actor selected."""
+        return cls(
+            before=row.before,
+            after=row.after,
+            at=row.at,
+            actor=name_of(row.actor),
+            reason=row.reason,
+        )
+
+
+class DiffRowOut(Schema):
+    """One difference."""
+
+    section: str
+    field: str
+    before: str | None
+    after: str | None
+
+    @classmethod
+    def of(cls, row: DiffRow) -> DiffRowOut:
+        """A row of a diff."""
+        return cls(section=row.section, field=row.field, before=row.before, after=row.after)
+
+
+class ReplicaOut(Schema):
+    """A running engine."""
+
+    uid: str
+    generation: int
+    host: str
+    port: int
+    slots: int
+    context_per_slot: int
+    state: str
+    pid: int | None
+
+    @classmethod
+    def of(cls, row: Replica) -> ReplicaOut:
+        """A replica with generation and host selected."""
+        return cls(
+            uid=row.uid,
+            generation=row.generation.number,
+            host=row.host.name,
+            port=row.port,
+            slots=row.slots,
+            context_per_slot=row.context_per_slot,
+            state=row.state,
+            pid=row.pid,
+        )
+
+
+class AlarmOut(Schema):
+    """Something that is not as it should be."""
+
+    id: int
+    deployment: str
+    generation: int | None
+    kind: str
+    subject: str
+    message: str
+    raised_at: datetime
+
+    @classmethod
+    def of(cls, row: Alarm) -> AlarmOut:
+        """An alarm with deployment and generation selected."""
+        return cls(
+            id=row.pk,
+            deployment=row.deployment.name,
+            generation=row.generation.number if row.generation else None,
+            kind=row.kind,
+            subject=row.subject,
+            message=row.message,
+            raised_at=row.raised_at,
+        )
+
+
+class DeploymentOut(Schema):
+    """A deployment, with what is live and what is under way."""
+
+    name: str
+    public_name: str
+    description: str
+    host: str
+    state: str
+    archived: bool
+    auto_rollback: bool
+    keep_generations: int
+    live_generation: int | None
+    live_since: datetime | None
+    newest_generation: int | None
+    generations: int
+    activation: int | None = Field(description="Id of the activation under way.")
+    build: int | None = Field(description="Id of the build under way.")
+    replicas: list[ReplicaOut]
+    alarms: list[AlarmOut]
+    requests_1h: int
+    failed_1h: int
+    tokens_per_s: float | None
+    ttft_ms: int | None
+
+    @classmethod
+    def of(cls, row: queries.DeploymentRow) -> DeploymentOut:
+        """A row of the overview."""
+        it = row.deployment
+        return cls(
+            name=it.name,
+            public_name=it.public_name,
+            description=it.description,
+            host=it.host.name,
+            state=row.state,
+            archived=it.archived_at is not None,
+            auto_rollback=it.auto_rollback,
+            keep_generations=it.keep_generations,
+            live_generation=row.live.number if row.live else None,
+            live_since=row.live_since,
+            newest_generation=row.newest.number if row.newest else None,
+            generations=row.generations,
+            activation=row.activation.pk if row.activation else None,
+            build=row.build.pk if row.build else None,
+            replicas=[ReplicaOut.of(replica) for replica in row.replicas],
+            alarms=[AlarmOut.of(alarm) for alarm in row.alarms],
+            requests_1h=row.requests_1h,
+            failed_1h=row.failed_1h,
+            tokens_per_s=row.tokens_per_s,
+            ttft_ms=row.ttft_ms,
+        )
+
+
+class SpanOut(Schema):
+    """A time during which a generation was live."""
+
+    since: datetime
+    until: datetime | None
+
+
+class HistoryOut(GenerationOut):
+    """A generation with how it came to be and how it went."""
+
+    is_live: bool
+    live_spans: list[SpanOut]
+    live_s: int
+    build: int | None
+    build_state: str | None
+    activations: list[ActivationBrief]
+    changes: list[DiffRowOut]
+
+    @staticmethod
+    def history_of(row: queries.HistoryRow) -> dict[str, Any]:
+        """The fields of a history row."""
+        return GenerationOut.of(row.generation).dict() | {
+            "is_live": row.is_live,
+            "live_spans": [SpanOut(since=start, until=end) for start, end in row.live_spans],
+            "live_s": row.live_s,
+            "build": row.build.pk if row.build else None,
+            "build_state": row.build.state if row.build else None,
+            "activations": [ActivationBrief.of(activation) for activation in row.activations],
+            "changes": [DiffRowOut.of(change) for change in row.changes],
+        }
+
+    @classmethod
+    def of_row(cls, row: queries.HistoryRow) -> HistoryOut:
+        """A row of the history."""
+        return cls(**cls.history_of(row))
+
+
+class GenerationDetailOut(HistoryOut):
+    """A generation with everything that was recorded of it."""
+
+    spec_toml: str
+    lock: dict[str, Any] | None
+    probe_report: dict[str, Any] | None
+    transitions: list[TransitionOut]
+
+    @classmethod
+    def of_row(cls, row: queries.HistoryRow) -> GenerationDetailOut:
+        """A generation's page."""
+        return cls(
+            **cls.history_of(row),
+            spec_toml=row.generation.spec_toml,
+            lock=row.generation.lock,
+            probe_report=row.generation.probe_report,
+            transitions=[TransitionOut.of(transition) for transition in row.transitions],
+        )

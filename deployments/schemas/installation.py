@@ -1,0 +1,215 @@
+"""Keys, people, hosts, audit log, usage."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from ninja import Field, Schema
+
+from deployments.models import (
+    AuditEvent,
+    ClientKey,
+    Host,
+    User,
+    UserToken,
+)
+from deployments.schemas.shapes import Name, name_of
+
+
+class KeyOut(Schema):
+    """A client key, without its text."""
+
+    id: str
+    prefix: str
+    owner: str
+    note: str
+    state: str
+    deployments: list[str]
+    endpoints: list[str]
+    rpm: int
+    tpm: int
+    concurrency: int
+    tokens_per_day: int
+    tokens_per_month: int
+    expires_at: datetime | None
+    created_at: datetime
+    created_by: Name
+    last_used_at: datetime | None
+    rotated_from: str | None
+
+    @staticmethod
+    def key_of(row: ClientKey) -> dict[str, Any]:
+        """The fields of a key."""
+        return {
+            "id": row.key_id,
+            "prefix": str(row),
+            "owner": row.owner,
+            "note": row.note,
+            "state": row.state,
+            "deployments": row.deployments,
+            "endpoints": row.endpoints,
+            "rpm": row.rpm,
+            "tpm": row.tpm,
+            "concurrency": row.concurrency,
+            "tokens_per_day": row.tokens_per_day,
+            "tokens_per_month": row.tokens_per_month,
+            "expires_at": row.expires_at,
+            "created_at": row.created_at,
+            "created_by": name_of(row.created_by),
+            "last_used_at": row.last_used_at,
+            "rotated_from": row.rotated_from.key_id if row.rotated_from else None,
+        }
+
+    @classmethod
+    def of(cls, row: ClientKey) -> KeyOut:
+        """A key with its creator selected."""
+        return cls(**cls.key_of(row))
+
+
+class NewKeyOut(KeyOut):
+    """A key just made: the only answer that ever holds its text."""
+
+    key: str = Field(description="Shown this once.")
+
+    @classmethod
+    def of_new(cls, row: ClientKey, text: str) -> NewKeyOut:
+        """A key and its text."""
+        return cls(**cls.key_of(row), key=text)
+
+
+class TokenOut(Schema):
+    """A personal API token, without its text."""
+
+    id: str
+    note: str
+    expires_at: datetime | None
+    revoked_at: datetime | None
+    last_used_at: datetime | None
+    created_at: datetime
+
+    @classmethod
+    def of(cls, row: UserToken) -> TokenOut:
+        """A token."""
+        return cls(**cls.token_of(row))
+
+    @staticmethod
+    def token_of(row: UserToken) -> dict[str, Any]:
+        """The fields of a token."""
+        return {
+            "id": row.token_id,
+            "note": row.note,
+            "expires_at": row.expires_at,
+            "revoked_at": row.revoked_at,
+            "last_used_at": row.last_used_at,
+            "created_at": row.created_at,
+        }
+
+
+class NewTokenOut(TokenOut):
+    """A token just made."""
+
+    token: str = Field(description="Shown this once.")
+
+
+class UserOut(Schema):
+    """A person."""
+
+    username: str
+    role: str
+    email: str
+    active: bool
+    last_login: datetime | None
+
+    @classmethod
+    def of(cls, row: User) -> UserOut:
+        """A person."""
+        return cls(
+            username=row.username,
+            role=row.role,
+            email=row.email,
+            active=row.is_active,
+            last_login=row.last_login,
+        )
+
+
+class AuditOut(Schema):
+    """Who did what."""
+
+    id: int
+    at: datetime
+    actor: Name
+    verb: str
+    subject: str
+    summary: str
+    details: dict[str, Any]
+    address: str | None
+
+    @classmethod
+    def of(cls, row: AuditEvent) -> AuditOut:
+        """An event with its actor selected."""
+        return cls(
+            id=row.pk,
+            at=row.at,
+            actor=name_of(row.actor),
+            verb=row.verb,
+            subject=row.subject,
+            summary=row.summary,
+            details=row.details,
+            address=row.address,
+        )
+
+
+class HostOut(Schema):
+    """A host, as its worker last reported it."""
+
+    name: str
+    facts: dict[str, Any]
+    seen_at: datetime | None
+
+    @classmethod
+    def of(cls, row: Host) -> HostOut:
+        """A host."""
+        return cls(name=row.name, facts=row.facts, seen_at=row.seen_at)
+
+
+class UsageOut(Schema):
+    """Sums of a group of the books; only the fields of its grouping are set."""
+
+    hour: datetime | None = None
+    day: datetime | None = None
+    key_id: str | None = None
+    deployment: str | None = None
+    generation: int | None = None
+    endpoint: str | None = None
+    requests: int
+    failed: int
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    reasoning_tokens: int
+    ttft_ms: int = Field(description="Sum; divide by `requests`.")
+    duration_ms: int = Field(description="Sum; divide by `requests`.")
+
+
+class RequestOut(Schema):
+    """One finished request."""
+
+    id: str
+    at: datetime
+    key_id: str
+    deployment: str
+    generation: int
+    endpoint: str
+    status: int
+    outcome: str
+    streamed: bool
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    reasoning_tokens: int
+    exact: bool
+    queue_ms: int
+    ttft_ms: int
+    duration_ms: int
+    tokens_per_s_milli: int
