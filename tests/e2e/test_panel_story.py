@@ -38,7 +38,7 @@ def browser() -> Iterator[Browser]:
 def deploy(page: Page, text: str, reason: str) -> None:
     """Write the file, build it, and watch until the generation is live."""
     page.get_by_label("Deployment file").fill(text)
-    page.get_by_label("Reason").fill(reason)
+    page.locator("#id_reason").fill(reason)
     page.get_by_role("button", name=re.compile("^Build")).click()
     page.wait_for_url(re.compile(r"/builds/\d+/"))
     done = page.get_by_role("link", name=f"Go to {NAME}")
