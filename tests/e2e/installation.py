@@ -166,7 +166,11 @@ class Installation:
 
 
 def installation(
-    folder: Path, engine: EngineStore, *, up: bool = True, more: dict[str, str] | None = None
+    folder: Path,
+    engine: EngineStore,
+    *,
+    up: bool = True,
+    more: Mapping[str, str] | None = None,
 ) -> Iterator[Installation]:
     """Bring an installation up (or leave that to the test); end it afterwards in any case.
 
