@@ -57,7 +57,7 @@ def fit(file: SpecFile, *, on: OnHost = "", as_json: JsonFlag = False) -> None:
         facts = host_facts(home.store)
         engines = running_engines(home, facts)
         host = HostView("this machine", facts, engines, calibration_of(home))
-    answer = place(wanted_of(spec, seen.shape), [host])
+    answer = place(wanted_of(spec, seen.shape, projector_bytes=seen.projector_bytes), [host])
     rows = answer_as_json(answer)
     room = _room(answer, seen.shape, spec.serve, facts)
     if as_json:

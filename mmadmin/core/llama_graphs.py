@@ -500,9 +500,3 @@ class _Builder:
             pooled = graph.new("get_rows", (hidden.shape[0], batch.sequences), hidden, chosen)
         pooled.is_output = True
         graph.expand(pooled)
-
-
-def layer_devices(shape: ModelShape, device: int, layers: Sequence[int] = ()) -> dict[int, int]:
-    """Every layer and the output on one device, but for what `layers` says."""
-    total = shape.layers_all + 1
-    return {i: layers[i] if i < len(layers) else device for i in range(total)}

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Protocol
 
 from mmadmin.core.errors import InvalidModel
 from mmadmin.core.gguf_file import GgufArray, GgufHeader, Value
-
-Window = Literal["none", "sliding", "chunked", "symmetric"]
 
 
 class TensorRow(Protocol):
@@ -124,7 +122,6 @@ class ModelShape:
     window: int = 0
     """Tokens of the sliding window; 0 = none."""
     window_layers: frozenset[int] = frozenset()
-    window_kind: Window = "none"
     latent: tuple[int, int] | None = None
     """Multi-head latent attention: key and value length of a head after decompression.
 
@@ -217,7 +214,6 @@ def shape_of(metadata: Mapping[str, Value], tables: Sequence[Sequence[TensorRow]
         value_length=tuple(value_swa if i in windows[1] else value for i in range(total)),
         window=windows[0],
         window_layers=windows[1],
-        window_kind=windows[2],
         latent=(mla, read.number(f"{arch}.attention.value_length_mla", value)) if mla else None,
         recurrent_layers=recurrent,
         recurrent_state=_recurrent_state(read, arch, embedding) if recurrent else 0,
@@ -269,22 +265,17 @@ class _Reader:
         return (default,) * layers if isinstance(default, int) else tuple(default)
 
 
-def _windows(read: _Reader, arch: str, layers: int) -> tuple[int, frozenset[int], Window]:
-    """Window size, the layers that have it, and its kind."""
+def _windows(read: _Reader, arch: str, layers: int) -> tuple[int, frozenset[int]]:
+    """Window size, and the layers that have it."""
     window = read.number(f"{arch}.attention.sliding_window", WINDOW_DEFAULTS.get(arch, 0))
     known = arch in WINDOW_PERIODS or arch in WINDOW_ARRAYS
     if not known or window == 0:
-        return 0, frozenset(), "none"
+        return 0, frozenset()
     if arch == "llama4":
         window = WINDOW_DEFAULTS["llama4"]
-    kind: Window = "sliding"
-    if arch == "llama4":
-        kind = "chunked"
-    elif arch in NO_CACHE:
-        kind = "symmetric"
     pattern = read.metadata.get(f"{arch}.attention.sliding_window_pattern")
     if isinstance(pattern, GgufArray):
-        return window, frozenset(i for i, on in enumerate(pattern.values[:layers]) if on), kind
+        return window, frozenset(i for i, on in enumerate(pattern.values[:layers]) if on)
     period, full_first = WINDOW_PERIODS.get(arch, (1, False))
     if isinstance(pattern, int):
         period = pattern
@@ -292,7 +283,7 @@ def _windows(read: _Reader, arch: str, layers: int) -> tuple[int, frozenset[int]
         chosen = frozenset(i for i in range(layers) if period == 0 or i % period)
     else:
         chosen = frozenset(i for i in range(layers) if period == 0 or i % period < period - 1)
-    return (window, chosen, kind) if chosen else (0, chosen, "none")
+    return (window if chosen else 0), chosen
 
 
 def _kv_layers(read: _Reader, arch: str, layers: int) -> int:

@@ -37,7 +37,7 @@ from mmadmin.core.placement import (
     place,
     resident_bytes,
 )
-from mmadmin.core.quants import GgufSet, RepoFile, group, select
+from mmadmin.core.quants import GgufSet, RepoFile, group, select, sibling
 from mmadmin.core.recipe import HubSource, Json, PathSource
 from mmadmin.core.rules import version_of
 from mmadmin.core.run_shape import RunShape, device_of
@@ -66,6 +66,8 @@ class Look:
     label: str
     """The quant or file that was chosen."""
     listing: Listing | None = None
+    projector_bytes: int = 0
+    """Size of the projector that the spec names."""
 
 
 def shape_of_model(path: Path) -> ModelShape:
@@ -95,7 +97,13 @@ def look(spec: Spec, hub: Hub | None = None) -> Look:
             ]
             path /= select(files, None).files[0].path
         shape = shape_of_model(path)
-        return Look(_requantized(shape, model.quantize), path.stat().st_size, str(path), path.name)
+        return Look(
+            _requantized(shape, model.quantize),
+            path.stat().st_size,
+            str(path),
+            path.name,
+            projector_bytes=Path(model.mmproj).stat().st_size if model.mmproj else 0,
+        )
     if model.source != "hub":
         raise InvalidSpec(
             "the header of this model cannot be seen before it is downloaded",
@@ -114,6 +122,7 @@ def look(spec: Spec, hub: Hub | None = None) -> Look:
         f"{found.repo}@{found.commit[:12]}",
         chosen.label,
         found,
+        next((file.size_bytes for file in found.files if file.path == model.mmproj), 0),
     )
 
 
@@ -159,7 +168,9 @@ def before_download(
     shape = _locked_shape(spec, lock, hub or Hub.from_env())
     if shape is None:
         return None
-    answer = place(wanted_of(spec, shape, overruled=overruled), [host])
+    projector = sum(file.size for file in lock.mmproj)
+    wanted = wanted_of(spec, shape, projector_bytes=projector, overruled=overruled)
+    answer = place(wanted, [host])
     rows = answer_as_json(answer)
     words = [str(row["words"]) for row in rows]
     for refusal in answer.refusals:
@@ -228,6 +239,9 @@ def offers(
         "context": min(shape.context_train or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
     }
     made = [_offer(one, read, shape, hosts, options) for one in models]
+    for one, offer in zip(models, made, strict=True):
+        projector = sibling(listing.files, one, "mmproj")
+        offer["projector"] = projector.files[0].path if projector else None
     best = [
         one.label
         for one, offer in zip(models, made, strict=True)

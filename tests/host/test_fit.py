@@ -111,6 +111,11 @@ def test_a_locked_deployment_is_judged_before_its_download(local: LocalHub) -> N
     bare = replace(spec, serve={"context": 65536})
     with pytest.raises(DoesNotFit, match="GPU 0 needs"):
         before_download(bare, lock, t4, hub_of(local))
+    seeing = replace(lock, mmproj=(replace(locked, path="mmproj.gguf", size=2 << 30),))
+    both = before_download(spec, seeing, V100S, hub_of(local))
+    assert both is not None
+    first, second = (f.answer[0]["per_device_bytes"] for f in (fine, both))
+    assert second[0] - first[0] > 2 << 30  # type: ignore[index, operator]
     package = replace(lock, model=(replace(locked, source=IndexSource("a", "1", "a.whl")),))
     assert before_download(spec, package, V100S, hub_of(local)) is None
 
@@ -151,9 +156,14 @@ def test_files_that_are_no_language_models_are_listed_and_explained(local: Local
     good = local.repos["unsloth/Mistral-Medium-3.5-128B-GGUF"].find("main")
     assert good is not None
     local.repo("team/mixed").commit(
-        {"a-Q2_K.gguf": b"GGUF" + bytes(3000), "b-Q4_K_M.gguf": good.files["m-Q4_K_M.gguf"]}
+        {
+            "a-Q2_K.gguf": b"GGUF" + bytes(3000),
+            "b-Q4_K_M.gguf": good.files["m-Q4_K_M.gguf"],
+            "mmproj-F16.gguf": b"GGUF" + bytes(4000),
+        }
     )
     found = offers(hub_of(local), "team/mixed", "main", [CPU])
+    assert found["offers"][0]["projector"] == "mmproj-F16.gguf"  # type: ignore[index, call-overload]
     assert found["architecture"] == "mistral3"
     local.repo("team/broken").commit({"a-Q2_K.gguf": b"GGUF" + bytes(3000)})
     broken = offers(hub_of(local), "team/broken", "main", [CPU])
