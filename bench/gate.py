@@ -429,16 +429,15 @@ async def _tokens_per_s(port: int, key: str) -> float:
     """From the first event to the last of one stream, as the client sees it."""
     body = {**BODY, "stream": True, "max_tokens": ENGINE_TOKENS, "ignore_eos": True, "seed": 1}
     headers = {"Authorization": f"Bearer {key}"}
-    times = []
     async with (
         httpx.AsyncClient(timeout=300) as client,
         client.stream(
             "POST", f"http://127.0.0.1:{port}/v1/chat/completions", json=body, headers=headers
         ) as answer,
     ):
-        async for line in answer.aiter_lines():
-            if '"content":"' in line:
-                times.append(time.monotonic())
+        times = [
+            time.monotonic() async for line in answer.aiter_lines() if '"content":"' in line
+        ]
     return (len(times) - 1) / (times[-1] - times[0])
 
 

@@ -28,11 +28,12 @@ from functools import partial
 from pathlib import Path
 
 from mmadmin.core.builder import RootClaim, realise
+from mmadmin.core.canonical import canonical
 from mmadmin.core.derivation import Derivation
 from mmadmin.core.planner import plan
-from mmadmin.core.store import Realisation, Store
-from mmadmin.core.store import store as store_module
+from mmadmin.core.store import Realisation, Store, StoreObject
 from mmadmin.core.store.gc import all_roots, collect, mark, read_graph
+from mmadmin.core.store.rows import insert_object, insert_realisation
 from mmadmin.core.store.store import no_step
 from mmadmin.core.store.tree import Entry, object_name
 from mmadmin.core.store.verify import verify
@@ -117,12 +118,12 @@ def planning(folder: Path, _: argparse.Namespace) -> Row:
         for node in nodes:
             name = fake_object(store, node.name, ())
             hashes[node.digest] = name[:64]
-            found = store_module.StoreObject(
+            found = StoreObject(
                 name, name[:64], 1, entries_of(node.name), (), store.object_path(name), 1
             )
-            store_module._insert_object(index, found)  # noqa: SLF001
+            insert_object(index, found)
             key = node.resolved_key({i: hashes[d.digest] for i, d in node.inputs.items()})
-            store_module._insert_realisation(index, Realisation(key, node.digest, name))  # noqa: SLF001
+            insert_realisation(index, Realisation(key, node.digest, name))
     seconds = []
     for _turn in range(5):
         begin = time.perf_counter()
@@ -151,8 +152,8 @@ def fake_object(store: Store, text: str, refs: tuple[str, ...]) -> str:
         os.link(path / "f", blob)
     path.chmod(0o555)
     os.utime(path, (1, 1))
-    found = store_module.StoreObject(name, name[:64], len(text), entries, refs, path, 1)
-    store.layout.sidecar(name).write_bytes(store_module.canonical(store.record_of(found)))
+    found = StoreObject(name, name[:64], len(text), entries, refs, path, 1)
+    store.layout.sidecar(name).write_bytes(canonical(store.record_of(found)))
     return name
 
 

@@ -97,7 +97,7 @@ class Relay:
             flight.reservation, flight.standing = await gate.limiter.reserve(
                 flight.key, worst_case(flight, payload)
             )
-        if endpoint.takes_slot:
+        if endpoint.takes_slot or route.mode == "hold":
             await self._enter(flight, route, send)
         connection = await self._ask(flight, body, passed_on, send)
         kind, headers = _headers_of(connection)
@@ -185,8 +185,15 @@ class Relay:
         flight.route = route
         flight.generation = route.generation or 0
         flight.generation_uid = route.generation_uid or ""
+        if route.mode == "hold":
+            return None
         candidates = [gate.upstreams[r.uid] for r in route.replicas if r.uid not in tried]
         return min(candidates, key=lambda u: u.running / u.slots, default=None)
+
+    def _held(self, flight: Flight) -> bool:
+        """Whether the deployment is on hold and may still be released."""
+        route = flight.route
+        return route is not None and route.mode == "hold" and time.time() < route.hold_until
 
     async def _ask(self, flight: Flight, body: bytes, passed_on: bytes, send: Send) -> Connection:
         """Send the request and wait for the head of the answer."""
@@ -219,12 +226,16 @@ class Relay:
         endpoint = flight.endpoint
         assert endpoint is not None  # noqa: S101 (set before)
         tried: set[str] = set()
-        for _ in range(CONNECT_TRIES):
+        tries = 0
+        while tries < CONNECT_TRIES:
             upstream = self._choose(flight, tried)
             if upstream is None:
+                # all have refused: a generation may be on its way; or a hold began just now
                 tried.clear()
+                tries += not self._held(flight)
                 await asyncio.sleep(CONNECT_AGAIN_S)
                 continue
+            tries += 1
             flight.upstream = upstream
             upstream.running += 1
             uid = flight.generation_uid
@@ -350,6 +361,8 @@ class Relay:
         if not flight.streamed:
             return
         if not flight.head_sent:
+            if flight.upstream is None:  # which generation will answer is not known yet
+                flight.generation_uid = ""
             headers = [*_STREAM_HEAD, *_UNBUFFERED, *self._gate.marks(flight)]
             headers += _queue_marks(flight)
             headers += flight.standing

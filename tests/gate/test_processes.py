@@ -282,6 +282,59 @@ async def test_presence_tells_what_an_activation_needs(tmp_path, engine) -> None
         assert time.monotonic() - began < 0.5
 
 
+async def test_a_revoked_key_is_dead_on_every_worker(tmp_path, engine) -> None:
+    """Four workers, a stream on each, requests all the time: all end, none passes after.
+
+    How soon is measured by the bench; here it must be sooner than any timer (1 s) would be.
+    """
+
+    async def script(call: Call) -> None:
+        if not call.json.get("stream"):
+            await call.answer({"usage": {"prompt_tokens": 1, "completion_tokens": 1}})
+            return
+        await call.head(Content_Type="text/event-stream")
+        await call.chunk(delta("a"))
+        await call.gone.wait()
+
+    engine.script = script
+    async with running_town(tmp_path, engine, MM_GATE_WORKERS="4") as town:
+        while len(await town.presences()) < 4:
+            await asyncio.sleep(0.05)
+        took = []
+        for _ in range(5):
+            doomed = new_key(PEPPER.encode())
+            record = replace(town.record, key_id=doomed.key_id, digest=doomed.digest)
+            await town.publish(keys=[town.record, record])
+            while any(p["version"] != town.version for p in await town.presences()):
+                await asyncio.sleep(0.01)
+            stop = asyncio.Event()
+
+            async def use(key: str, stop: asyncio.Event) -> float:
+                last = 0.0
+                while not stop.is_set():
+                    answer = await ask(town.gate.port, CHAT, BODY, key=key)
+                    if answer.status == 200:
+                        last = time.monotonic()
+                return last
+
+            async def watch(key: str) -> float:
+                answer = await ask(town.gate.port, CHAT, {**BODY, "stream": True}, key=key)
+                assert b"invalid_api_key" in answer.body
+                return time.monotonic()
+
+            using = [asyncio.create_task(use(doomed.text, stop)) for _ in range(4)]
+            streams = [asyncio.create_task(watch(doomed.text)) for _ in range(12)]
+            while sum(p["inflight"].get("small/3", 0) for p in await town.presences()) < 12:
+                await asyncio.sleep(0.02)
+            passed = time.monotonic()
+            await town.publish(keys=[town.record, replace(record, state="revoked")])
+            cut = await asyncio.gather(*streams)
+            await asyncio.sleep(0.3)
+            stop.set()
+            took.append(max(*cut, *await asyncio.gather(*using)) - passed)
+        assert sorted(took)[2] < 0.5, took
+
+
 async def test_figures_of_all_workers_come_from_any(tmp_path, engine) -> None:
     """One scrape has every worker's series, each family once."""
     async with running_town(tmp_path, engine, MM_GATE_WORKERS="2") as town:

@@ -257,6 +257,55 @@ async def test_a_hold_keeps_requests_for_the_next_generation(house: House, engin
     assert {usage.generation for usage in house.books} == {4}
 
 
+async def test_a_hold_is_for_every_endpoint(house: House, engine) -> None:
+    """What does not need a slot waits too: there is no engine to ask."""
+    held = replace(house.route, mode="hold", replicas=(), hold_until=int(time.time()) + 60)
+    house.publish(routes=(held,))
+    request = asyncio.create_task(
+        ask(house.port, "/tokenize", {"model": MODEL}, key=house.key.text)
+    )
+    await house.until(lambda: house.gate.turnstiles["small"].waiting == 1)
+    house.publish()
+    assert (await request).status == 200
+
+
+async def test_a_hold_that_comes_between_is_kept(house: House, engine) -> None:
+    """A request that was let in when the engine had just gone waits for the next one."""
+    port = engine.port
+    await engine.stop()
+    request = asyncio.create_task(ask(house.port, CHAT, BODY, key=house.key.text))
+    await house.until(lambda: house.gate.turnstiles["small"].running == 1)
+    held = replace(house.route, mode="hold", hold_until=int(time.time()) + 60)
+    house.publish(routes=(held,))
+    await asyncio.sleep(1.0)
+    assert not request.done()
+    await engine.start(port)
+    await asyncio.sleep(0.4)
+    assert engine.calls == [], "nothing goes to a held generation"
+    house.publish(routes=(replace(house.route, generation=4, generation_uid="small/4"),))
+    answer = await request
+    assert (answer.status, answer.headers["x-mm-generation"]) == (200, "small/4")
+
+
+async def test_a_stream_that_was_held_does_not_name_the_wrong_generation(tmp_path, engine) -> None:
+    """Its head goes out with the first comment, before anybody knows who will answer."""
+    house = House(tmp_path, engine)
+    house.settings = replace(house.settings, silence_s=0.2)
+    async with house.open():
+        held = replace(house.route, mode="hold", hold_until=int(time.time()) + 60)
+        house.publish(routes=(held,))
+        async with RawClient(house.port) as client:
+            await client.send(CHAT, {**BODY, "stream": True}, key=house.key.text)
+            _, headers = await client.head()
+            assert "x-mm-generation" not in headers
+            assert await client.chunk() == b": waiting\n\n"
+            house.publish(routes=(replace(house.route, generation=4, generation_uid="small/4"),))
+            while data := await client.chunk():
+                last = data
+        assert last.endswith(b"data: [DONE]\n\n")
+        assert house.books[0].generation == 4
+
+
 async def test_a_hold_that_ends_in_nothing_is_told(house: House) -> None:
     """Closed while requests wait: 503 at once."""
     house.publish(routes=(replace(house.route, mode="hold", hold_until=int(time.time()) + 60),))
