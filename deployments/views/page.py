@@ -89,7 +89,10 @@ def show(
     status: int = 200,
 ) -> HttpResponse:
     """Answer the whole page, or the one fragment that was asked for."""
-    part = (parts or {}).get(request.GET.get("part", ""))
+    wanted = request.GET.get("part")
+    part = (parts or {}).get(wanted or "")
+    if wanted and part is None:
+        return HttpResponse("This page has no such part.", status=404, content_type="text/plain")
     answer = render(request, part or template, {**frame(request), **context}, status=status)
     answer["Cache-Control"] = "no-store"
     answer["Vary"] = "X-Sheet, HX-Request, Cookie"

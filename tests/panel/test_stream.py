@@ -1,0 +1,119 @@
+"""What the stream of an open page sends: its own fragments, to who may see them, when they change."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+from django.http import HttpRequest, StreamingHttpResponse
+from django.test import AsyncClient, Client, RequestFactory
+
+from deployments import live
+from deployments.models import Build, User
+from deployments.views import shared
+from deployments.views.stream import Shown
+
+NAME = "mistral-medium-3.5"
+
+
+def asked(user: User, page: str, parts: str) -> HttpRequest:
+    """The stream's request of an open page."""
+    request = RequestFactory().get("/events/", {"page": page, "parts": parts})
+    request.user = user
+    return request
+
+
+@pytest.fixture(autouse=True)
+def nothing_made() -> None:
+    """Each test begins with nothing shared."""
+    shared._made.clear()
+
+
+def test_a_fragment_is_sent_when_it_is_not_as_it_was(team: dict[str, User]) -> None:
+    """Once at first, then only after a change; clocks that went on are none."""
+    build = Build.objects.get(state="running")
+    shown = Shown.of(asked(team["vera"], f"/builds/{build.pk}/", "steps"))
+    assert shown is not None
+    html = shown.part("steps")
+    assert html is not None
+    assert 'id="steps"' in html
+    assert shown.part("steps") is None
+    build.steps.filter(state="running").update(progress_done=400)
+    live.Hub().tell({"kind": "step"})
+    html = shown.part("steps")
+    assert html is not None
+    assert "400 of 412" in html
+
+
+def test_nobody_is_sent_what_they_may_not_see(team: dict[str, User]) -> None:
+    """The page's own checks hold: a viewer's stream has no keys."""
+    of_viewer = Shown.of(asked(team["vera"], "/keys/", "rows"))
+    of_operator = Shown.of(asked(team["otto"], "/keys/", "rows"))
+    assert of_viewer is not None
+    assert of_operator is not None
+    assert of_operator.part("rows") is not None
+    assert of_viewer.part("rows") is None
+
+
+def test_only_parts_of_our_pages_are_sent(team: dict[str, User]) -> None:
+    """No other address, no whole page, nothing that a POST would do."""
+    ada = team["ada"]
+    assert Shown.of(asked(ada, "/nowhere/", "rows")) is None
+    assert Shown.of(asked(ada, "/admin/", "rows")) is None
+    assert Shown.of(asked(ada, "/", "")) is None
+    pages = {f"/deployments/{NAME}/": "nonsense", f"/deployments/{NAME}/generations/2/pin/": "now"}
+    for page, part in pages.items():
+        shown = Shown.of(asked(ada, page, part))
+        assert shown is not None
+        assert shown.part(part) is None
+    assert not Build.objects.filter(generation__pinned=True, generation__number=4).exists()
+
+
+def test_an_unknown_part_is_no_page(admin: Client) -> None:
+    """Asked for a part that it does not have, a page answers nothing instead of all of itself."""
+    answer = admin.get("/?part=nonsense")
+    assert answer.status_code == 404
+    assert b"<html" not in answer.content
+
+
+@pytest.mark.django_db(transaction=True)
+async def test_a_stranger_is_told_not_to_try_again() -> None:
+    """204 ends a browser's event source for good."""
+    answer = await AsyncClient().get("/events/")
+    assert answer.status_code == 204
+    assert not isinstance(answer, StreamingHttpResponse)
+
+
+async def test_bursts_are_joined_and_topics_kept() -> None:
+    """A page is told of its own things, each kind once, however many events there were."""
+    hub = live.Hub()
+    listener = live.Listener({"build:7"})
+    hub._listeners.add(listener)
+    for _ in range(50):
+        hub.tell({"kind": "step", "build": 7, "deployment": "a"})
+    hub.tell({"kind": "build", "build": 7})
+    hub.tell({"kind": "build", "build": 8})
+    hub.tell({"kind": "key", "id": 1})
+    assert await listener.next(1) == {"step", "build"}
+    assert await listener.next(0.01) == frozenset()
+
+
+async def test_noise_is_not_told_to_pages_that_follow_everything() -> None:
+    """Log lines and progress go to the pages of that build only."""
+    everything = live.Listener({"*"})
+    everything.offer("log", live.topics_of({"kind": "log", "build": 7}))
+    assert await everything.next(0.01) == frozenset()
+    everything.offer("build", live.topics_of({"kind": "build", "build": 7}))
+    assert await everything.next(0.01) == {"build"}
+
+
+async def test_without_a_broker_pages_are_told_to_look(settings) -> None:
+    """A tick instead of events, at once and then every two seconds."""
+    settings.REDIS_URL = "unix:///nowhere/broker.sock"
+
+    async def ticks() -> AsyncIterator[frozenset[str]]:
+        async with live.Hub().listening({"build:1"}) as listener:
+            yield await listener.next(2)
+
+    async for kinds in ticks():
+        assert kinds == {"tick"}
