@@ -27,6 +27,9 @@ NO_MIXED_BATCH = frozenset(
     {"cogvlm", "deepseek4", "granite-switch", "eagle3", "dflash", "gemma4-assistant"}
 )
 """`llm_arch_supports_mixed_batch`."""
+LAYERS_A_DEVICE = 14
+"""So many layers of a device are built: the allocator repeats itself from one period of layers to
+the next, and no period of windows is longer than half of this."""
 LATE_OUTPUTS = frozenset({"gpt-oss"})
 """Architectures that pick the wanted rows after the last layer, not within it."""
 SCALED_EMBEDDINGS = frozenset({"gemma", "gemma2", "gemma3", "gemma3n", "gemma4", "gemma-embedding"})
@@ -82,12 +85,24 @@ def worst_case(shape: ModelShape, batch: Batch, devices: Mapping[int, int]) -> G
     return builder.graph
 
 
+def built_layers(layers: int, devices: Mapping[int, int]) -> list[int]:
+    """The layers whose graph decides the peak: the first of each device, and the last."""
+    seen: dict[int, int] = {}
+    chosen = []
+    for layer in range(layers):
+        count = seen[devices[layer]] = seen.get(devices[layer], 0) + 1
+        if count <= LAYERS_A_DEVICE or layer == layers - 1:
+            chosen.append(layer)
+    return chosen
+
+
 class _Builder:
     def __init__(self, shape: ModelShape, batch: Batch, devices: Mapping[int, int]) -> None:
         self.shape = shape
         self.batch = batch
         self.devices = devices
         self.graph = Graph(device=-1)
+        self.layers = built_layers(shape.layers, devices)
 
     # -- inputs
 
@@ -398,7 +413,7 @@ class _Builder:
         last = shape.layers - 1
         late = shape.architecture in LATE_OUTPUTS
         only_post = not shape.has(last, "ffn_norm.weight")
-        for layer in range(shape.layers):
+        for layer in self.layers:
             graph.device = self.devices[layer]
             x, residual = self.norm(stream), stream
             x = self.attended(x, layer, inputs)
@@ -466,7 +481,7 @@ class _Builder:
             placed = graph.new("get_rows", stream.shape, table, inputs.positions)
             stream = graph.like("add", placed, stream)
         stream = self.norm(stream, kind="norm", bias=True)
-        for layer in range(shape.layers):
+        for layer in self.layers:
             graph.device = self.devices[layer]
             q, k, v = self.qkv(stream, layer)
             if shape.architecture != "bert":
