@@ -26,8 +26,7 @@ from mmadmin.core.errors import (
     SourceUnavailable,
     Unauthorized,
 )
-from mmadmin.host import download as download_module
-from mmadmin.host.download import Remote, copy_hashed, download, retry_after
+from mmadmin.host.download import Remote, copy_hashed, download, files, retry_after
 from mmadmin.host.policy import Policy
 from tests.support.disks import needs_root, small_disk
 from tests.support.hub import (
@@ -88,7 +87,7 @@ def test_a_huge_file_is_not_thousands_of_requests(
     hub: LocalHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Segments grow with the file, so that a hub's request limit is not used up."""
-    monkeypatch.setattr(download_module, "MOST_SEGMENTS", 4)
+    monkeypatch.setattr(files, "MOST_SEGMENTS", 4)
     assert fetch(hub, tmp_path).read_bytes() == DATA
     assert len(hub.requests("file.bin")) == 4
 
