@@ -160,7 +160,7 @@ wrk.headers["Authorization"] = "Bearer {key}"
 """
     )
     out = subprocess.run(
-        ["wrk", "-t1", f"-c{connections}", f"-d{seconds}s", "--latency", "-s", str(script),
+        ["wrk", "-t1", f"-c{connections}", f"-d{seconds}s", "--latency", "--timeout", "30s", "-s", str(script),
          f"{url}/v1/chat/completions"],
         check=True, capture_output=True, text=True,
     ).stdout  # fmt: skip
@@ -435,9 +435,7 @@ async def _tokens_per_s(port: int, key: str) -> float:
             "POST", f"http://127.0.0.1:{port}/v1/chat/completions", json=body, headers=headers
         ) as answer,
     ):
-        times = [
-            time.monotonic() async for line in answer.aiter_lines() if '"content":"' in line
-        ]
+        times = [time.monotonic() async for line in answer.aiter_lines() if '"content":"' in line]
     return (len(times) - 1) / (times[-1] - times[0])
 
 

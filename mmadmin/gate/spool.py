@@ -24,6 +24,7 @@ import shutil
 import time
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,6 @@ from mmadmin.core.snapshot import USAGE_ACK_KEY, USAGE_STREAM, Usage
 SEGMENT_LIMIT_BYTES = 4 * 1024 * 1024
 SEGMENT_LIMIT_S = 60.0
 BATCH_LINES = 300
-BATCH_BYTES = 128 * 1024
 STEP_S = 0.25
 ADOPT_EVERY_S = 5.0
 _UNPLACED = b'"gate":"","seq":0}'
@@ -149,12 +149,21 @@ class Spool:
         self._opened = time.monotonic()
 
 
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Lines to send, and where reading goes on after them."""
+
+    lines: tuple[tuple[int, bytes], ...]
+    """Sequence number and JSON, oldest first."""
+    segment: str
+    offset: int
+
+
 class Parcel:
     """The delivering side of one folder: what was sent, what was acknowledged."""
 
-    def __init__(self, folder: Path, *, own: bool) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.own = own
         self._segment = ""
         self._offset = 0
         self.sent = 0
@@ -168,31 +177,40 @@ class Parcel:
         self._segment, self._offset, self.sent = "", 0, self.acked
         self.batches.clear()
 
-    def lines(self) -> list[tuple[int, bytes]]:
-        """The next lines to send, at most a batch, oldest first."""
+    def next_batch(self) -> Batch:
+        """What is to be sent next; looking changes nothing."""
+        segment, offset = self._segment, self._offset
         found: list[tuple[int, bytes]] = []
         for path in segments(self.folder):
-            if path.name < self._segment:
+            if path.name < segment:
                 continue
-            if path.name != self._segment:
-                self._segment, self._offset = path.name, 0
+            if path.name != segment:
+                segment, offset = path.name, 0
             with path.open("rb") as file:
-                file.seek(self._offset)
-                block = file.read(BATCH_BYTES)
-            for line in block.splitlines(keepends=True):
-                if not line.endswith(b"\n"):
-                    break
-                self._offset += len(line)
-                seq = _seq(line)
-                if seq is None:
-                    seq, line = self._mended(found)  # noqa: PLW2901 (the books need one)
-                if seq > self.sent:
-                    found.append((seq, line[:-1]))
-                if len(found) == BATCH_LINES:
-                    return found
-            if found:
-                return found
-        return found
+                file.seek(offset)
+                for line in file:
+                    if not line.endswith(b"\n"):
+                        break  # it is being written
+                    offset += len(line)
+                    self._collect(found, line)
+                    if len(found) == BATCH_LINES:
+                        return Batch(tuple(found), segment, offset)
+        return Batch(tuple(found), segment, offset)
+
+    def was_sent(self, batch: Batch, last_id: Any) -> None:
+        """The stream has it."""
+        self._segment, self._offset = batch.segment, batch.offset
+        if batch.lines:
+            self.sent = batch.lines[-1][0]
+            self.batches.append((self.sent, last_id))
+            self.moved_at = time.monotonic()
+
+    def _collect(self, found: list[tuple[int, bytes]], line: bytes) -> None:
+        seq = _seq(line)
+        if seq is None:
+            seq, line = self._mended(found)
+        if seq > self.sent:
+            found.append((seq, line[:-1]))
 
     def _mended(self, found: list[tuple[int, bytes]]) -> tuple[int, bytes]:
         """A line in place of a damaged one: the books show that something was here."""
@@ -235,7 +253,7 @@ class Courier:
         self._redis = redis
         self._root = root
         self._spool = spool
-        self._own = Parcel(spool.folder, own=True)
+        self._own = Parcel(spool.folder)
         self._adopted: dict[Path, tuple[Parcel, int]] = {}
         self._looked_at = 0.0
 
@@ -280,20 +298,19 @@ class Courier:
         self._adopted.clear()
 
     async def _deliver(self, parcel: Parcel) -> bool:
-        batch = parcel.lines()
-        if batch:
-            events = [line for _, line in batch]
+        batch = parcel.next_batch()
+        last_id = None
+        if batch.lines:
+            events = [line for _, line in batch.lines]
             try:
                 last_id = await self._redis.eval(_ADD, 1, USAGE_STREAM, *events)
             except (RedisError, OSError):
                 parcel.rewind()
                 raise
-            parcel.sent = batch[-1][0]
-            parcel.batches.append((parcel.sent, last_id))
-            parcel.moved_at = time.monotonic()
+        parcel.was_sent(batch, last_id)
         if parcel.sent > parcel.acked:
             await self._learn_acks(parcel)
-        return len(batch) >= BATCH_LINES // 2
+        return len(batch.lines) >= BATCH_LINES // 2
 
     async def _learn_acks(self, parcel: Parcel) -> None:
         """Forget what is in the books; send again what the stream does not have any more."""
@@ -320,11 +337,11 @@ class Courier:
                 continue
             guard = _lock(folder)
             if guard is not None:
-                self._adopted[folder] = (Parcel(folder, own=False), guard)
+                self._adopted[folder] = (Parcel(folder), guard)
 
     def _finish_adopted(self) -> None:
         for folder, (parcel, guard) in tuple(self._adopted.items()):
-            if not parcel.lines() and parcel.acked >= parcel.sent:
+            if not parcel.next_batch().lines and parcel.acked >= parcel.sent:
                 shutil.rmtree(folder, ignore_errors=True)
                 os.close(guard)
                 del self._adopted[folder]

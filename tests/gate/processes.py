@@ -171,12 +171,14 @@ class Collector:
 
     async def collect(self) -> None:
         """One round."""
-        for entry, fields in await self._redis.xrange(USAGE_STREAM):
+        entries = await self._redis.xrange(USAGE_STREAM)
+        for _, fields in entries:
             usage = usage_from_json(fields[b"event"])
             self.books[usage.id] = usage
             self.events += 1
             self._seqs.setdefault(usage.gate, set()).add(usage.seq)
-            await self._redis.xdel(USAGE_STREAM, entry)
+        if entries:
+            await self._redis.xdel(USAGE_STREAM, *(entry for entry, _ in entries))
         for gate, seqs in self._seqs.items():
             acked = self._acked.get(gate, 0)
             while acked + 1 in seqs:
