@@ -11,7 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmadmin.core.caches import cache_bytes
+from mmadmin.core.engine import ModelFacts
+from mmadmin.core.engines.llama_server import ENGINE
 from mmadmin.core.errors import InvalidModel, InvalidSpec
+from mmadmin.core.facts import GpuFacts
 from mmadmin.core.memory import Calibration, predict
 from mmadmin.core.model_shape import shape_of
 from mmadmin.core.run_shape import HOST, Device, RunShape
@@ -235,6 +238,17 @@ def test_options_become_a_run() -> None:
         offload_cache=False,
     )
     assert RunShape.from_options({"embeddings": True, "batch": 4096, "ubatch": 1024}).batch == 1024
+
+
+def test_the_engine_needs_what_is_predicted() -> None:
+    """llama-server's needs are the prediction for the seat's GPUs, where the header is known."""
+    shape = mistral_medium("Q4_K_M")
+    facts = ModelFacts("mistral3", shape.weight_bytes, shape=shape)
+    options = {"context": 65536, "gpu_layers": 99, "tensor_split": ["8", "8", "8", "8"]}
+    gpus = [GpuFacts(i, "V100", "7.0", V100.total_bytes, V100.free_bytes) for i in range(4)]
+    needs = ENGINE.needs(facts, options, gpus)
+    assert tuple(needs.per_device) == predict(shape, SEED, [V100] * 4).per_device
+    assert needs.parts["cache"] == 22 * GIB
 
 
 def test_a_header_without_dimensions_is_refused() -> None:
