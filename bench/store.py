@@ -32,7 +32,8 @@ from mmadmin.core.canonical import canonical
 from mmadmin.core.derivation import Derivation
 from mmadmin.core.planner import plan
 from mmadmin.core.store import Realisation, Store, StoreObject
-from mmadmin.core.store.gc import all_roots, collect, mark, read_graph
+from mmadmin.core.store.gc import collect, mark
+from mmadmin.core.store.graph import all_roots, read_graph
 from mmadmin.core.store.rows import insert_object, insert_realisation
 from mmadmin.core.store.store import no_step
 from mmadmin.core.store.tree import Entry, object_name

@@ -13,7 +13,9 @@ from django.conf import settings
 from deployments.models import User
 from deployments.queries import require
 from mmadmin.core.store import Root, Store
-from mmadmin.core.store.gc import all_roots, mark, read_graph, sizes
+from mmadmin.core.store.explain import sizes
+from mmadmin.core.store.gc import mark
+from mmadmin.core.store.graph import all_roots, read_graph
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,9 @@ from mmadmin.cli import store_care, store_exchange
 from mmadmin.cli.output import JsonFlag, bytes_text, console, emit_json, table
 from mmadmin.cli.store_names import ObjectName, open_store, resolve_name
 from mmadmin.core.errors import InvalidInput, NotFound
-from mmadmin.core.store.gc import all_roots, sizes
-from mmadmin.core.store.gc import why as needs
+from mmadmin.core.store.explain import sizes
+from mmadmin.core.store.explain import why as needs
+from mmadmin.core.store.graph import all_roots
 
 app = typer.Typer(no_args_is_help=True, help="What lies in this machine's store.")
 

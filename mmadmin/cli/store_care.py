@@ -23,8 +23,9 @@ from mmadmin.core.store import Staging, Store
 from mmadmin.core.store.gc import collect
 from mmadmin.core.store.ingest import Progress as Hook
 from mmadmin.core.store.ingest import silent
-from mmadmin.core.store.verify import BlobSource, Verdict, verify
-from mmadmin.core.store.verify import repair as mend
+from mmadmin.core.store.repair import BlobSource
+from mmadmin.core.store.repair import repair as mend
+from mmadmin.core.store.verify import Verdict, verify
 
 
 @contextmanager
@@ -162,7 +163,7 @@ def _hush(_line: str) -> None:
 @contextmanager
 def repair_sources(store: Store, home: Home) -> Iterator[list[BlobSource]]:
     """Where damaged files are got from: the configured depots first, then their own step."""
-    from mmadmin.core.store.substitute import DepotSource  # noqa: PLC0415 (cryptography)
+    from mmadmin.core.store.depot import DepotSource  # noqa: PLC0415 (cryptography)
     from mmadmin.host.substitute import open_depots  # noqa: PLC0415 (the network)
     from mmadmin.host.toolbox import HostConfig, HostToolbox  # noqa: PLC0415 (the network)
 

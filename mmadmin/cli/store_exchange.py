@@ -16,11 +16,9 @@ from mmadmin.cli.store_names import open_store, resolve_name
 from mmadmin.core.errors import InvalidInput, NotFound
 from mmadmin.core.home import Home
 from mmadmin.core.store.claims import SigningKey
-from mmadmin.core.store.substitute import (
-    Folder,
-    Substituter,
-)
-from mmadmin.core.store.substitute import push as push_to
+from mmadmin.core.store.depot import Folder
+from mmadmin.core.store.push import push as push_to
+from mmadmin.core.store.substitute import Substituter
 
 DepotAddress = Annotated[
     str, typer.Argument(help="A folder, or an http(s) address.", metavar="DEPOT")

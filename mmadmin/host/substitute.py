@@ -31,16 +31,10 @@ from mmadmin.core.errors import (
 from mmadmin.core.home import Home
 from mmadmin.core.store import HashingWriter, Store
 from mmadmin.core.store.claims import SigningKey, Trust
+from mmadmin.core.store.depot import Depot, Folder, Say, quiet
 from mmadmin.core.store.ingest import Progress, silent
-from mmadmin.core.store.substitute import (
-    Depot,
-    Folder,
-    Say,
-    Substituter,
-    claim_of,
-    quiet,
-    trust_from_json,
-)
+from mmadmin.core.store.push import claim_of
+from mmadmin.core.store.substitute import Substituter, trust_from_json
 
 T = TypeVar("T")
 

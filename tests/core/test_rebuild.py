@@ -15,7 +15,8 @@ from mmadmin.core.errors import NotFound
 from mmadmin.core.rebuild import Rebuild, check, load_graph
 from mmadmin.core.recipe import Params
 from mmadmin.core.store import Store
-from mmadmin.core.store.verify import repair, verify
+from mmadmin.core.store.repair import repair
+from mmadmin.core.store.verify import verify
 from tests.core.store.test_verify import flip
 from tests.core.workshop import Shop, Watch, Write, damage, pin, step, tools_for
 

@@ -23,8 +23,10 @@ from mmadmin.core.errors import (
 from mmadmin.core.home import Home
 from mmadmin.core.store import Store
 from mmadmin.core.store.claims import SigningKey, Trust
+from mmadmin.core.store.depot import Folder, bytes_path
 from mmadmin.core.store.ingest import silent
-from mmadmin.core.store.substitute import Folder, Substituter, bytes_path, push
+from mmadmin.core.store.push import push
+from mmadmin.core.store.substitute import Substituter
 from mmadmin.host.substitute import HttpDepot, depot_at, open_substituter, serve
 from tests.core.store.test_substitute import goal
 from tests.core.workshop import Shop, Watch, add, damage, tools_for

@@ -2,7 +2,9 @@
 
 from mmadmin.core.store.ingest import HashingWriter, hash_file
 from mmadmin.core.store.locks import Lease
-from mmadmin.core.store.store import Realisation, Root, Staging, Store, StoreObject
+from mmadmin.core.store.records import Realisation, Root, StoreObject
+from mmadmin.core.store.staging import Staging
+from mmadmin.core.store.store import Store
 from mmadmin.core.store.tree import Entry
 
 __all__ = [

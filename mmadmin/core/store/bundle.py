@@ -15,10 +15,13 @@ from mmadmin.core.derivation import graph_from_json, graph_to_json, topological
 from mmadmin.core.errors import InvalidInput, MmError, NotFound, StoreCorrupt
 from mmadmin.core.recipe import Json
 from mmadmin.core.store.claims import SigningKey, Trust
+from mmadmin.core.store.depot import Folder, Say, quiet
 from mmadmin.core.store.ingest import Progress, silent
 from mmadmin.core.store.layout import check_object_name
-from mmadmin.core.store.store import Realisation, Store, realisation_from_json
-from mmadmin.core.store.substitute import Folder, Pushed, Say, Substituter, push, quiet
+from mmadmin.core.store.push import Pushed, push
+from mmadmin.core.store.records import Realisation, realisation_from_json
+from mmadmin.core.store.store import Store
+from mmadmin.core.store.substitute import Substituter
 
 BUNDLE_VERSION = 1
 FILE = "bundle.json"

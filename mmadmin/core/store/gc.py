@@ -15,26 +15,24 @@ import os
 import stat
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mmadmin.core.errors import DiskFull, NotFound, StoreCorrupt
+from mmadmin.core.errors import DiskFull, StoreCorrupt
 from mmadmin.core.store.disk import BLOCK_BYTES
+from mmadmin.core.store.files import unlink_tree
+from mmadmin.core.store.graph import BlobKey, Graph, Look, all_roots, read_graph
 from mmadmin.core.store.layout import is_sha256
 from mmadmin.core.store.locks import WaitHook, file_lock, no_wait
-from mmadmin.core.store.runtime import InUse, in_use
-from mmadmin.core.store.store import Root, Store, unlink_tree
+from mmadmin.core.store.records import Root
+from mmadmin.core.store.rows import remove_objects
+from mmadmin.core.store.runtime import in_use
+from mmadmin.core.store.store import Store
 
 STALE_DOWNLOAD_S = 7 * 86400
 """A download that nobody went on with for a week is given up."""
-
-Look = Callable[[Path, Path], Iterable[InUse]]
-"""Finds what running processes use (`runtime.in_use`)."""
-
-BlobKey = tuple[str, bool]
-"""(sha256, executable)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,72 +60,6 @@ class Collected:
             "roots": [root.as_json() for root in self.roots],
             "seconds": round(self.seconds, 3),
         }
-
-
-@dataclass(slots=True)
-class Graph:
-    """The store's objects at one moment."""
-
-    sealed_at: dict[str, int] = field(default_factory=dict)
-    references: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
-
-    def closure(self, names: Iterable[str]) -> set[str]:
-        """The names and everything that they need; what is not in the store is in it, too."""
-        found: set[str] = set()
-        todo = list(names)
-        while todo:
-            name = todo.pop()
-            if name not in found:
-                found.add(name)
-                todo.extend(self.references.get(name, ()))
-        return found
-
-
-def read_graph(store: Store) -> Graph:
-    """All objects and references, in one transaction."""
-    graph = Graph()
-    with store.index.snapshot() as index:
-        graph.sealed_at.update(index.execute("SELECT name, sealed_at FROM object"))
-        for name, target in index.execute("SELECT object, target FROM reference"):
-            graph.references[name].append(target)
-    return graph
-
-
-def all_roots(store: Store, look: Look = in_use) -> list[Root]:
-    """Everything that keeps an object, with its reason: asked for, leased, or running."""
-    roots = store.roots()
-    for lease in store.leases(strict=True):
-        roots.extend(
-            Root("lease", lease.id, name, f"{lease.owner} (process {lease.holder.pid})")
-            for name in sorted(lease.objects)
-            if store.has_object(name)
-        )
-    used = list(look(store.layout.objects, store.layout.blobs))
-    owners = _objects_of_blobs(store, {blob for process in used for blob in process.blobs})
-    for process in used:
-        names = set(process.objects)
-        for blob in process.blobs:
-            names.update(owners.get(blob, ()))
-        roots.extend(
-            Root("running", str(process.pid), name, f"used by {process.program}")
-            for name in sorted(names)
-            if store.has_object(name)
-        )
-    return roots
-
-
-def _objects_of_blobs(store: Store, blobs: set[BlobKey]) -> dict[BlobKey, list[str]]:
-    found = {}
-    with store.index.read() as index:
-        for sha256, executable in blobs:
-            found[sha256, executable] = [
-                row[0]
-                for row in index.execute(
-                    "SELECT DISTINCT object FROM entry WHERE sha256 = ? AND executable = ?",
-                    (sha256, int(executable)),
-                )
-            ]
-    return found
 
 
 def mark(store: Store, graph: Graph, roots: Iterable[Root]) -> set[str]:
@@ -312,11 +244,7 @@ def _counted_out(links: _Links | None, name: str) -> int:
 def _remove_objects(store: Store, names: list[str]) -> None:
     """Rows first, in one transaction: from then on the objects do not exist."""
     with store.index.write() as index:
-        for table, column in (("object", "name"), ("entry", "object"), ("reference", "object")):
-            index.executemany(
-                f"DELETE FROM {table} WHERE {column} = ?",  # noqa: S608 (constants)
-                [(name,) for name in names],
-            )
+        remove_objects(index, names)
     store.after("rows removed")
     for name in names:
         store.layout.sidecar(name).unlink(missing_ok=True)
@@ -423,80 +351,3 @@ def _stale_downloads(store: Store) -> int:
             freed += _last_links(path)
             unlink_tree(path)
     return freed
-
-
-@dataclass(frozen=True, slots=True)
-class Need:
-    """One reason why an object is kept: a root, and the way from it to the object."""
-
-    root: Root
-    path: tuple[str, ...]
-    """Object names, from the root's to the one that was asked for."""
-
-    def as_json(self) -> dict[str, Any]:
-        """The reason as data."""
-        return {"root": self.root.as_json(), "path": list(self.path)}
-
-
-def why(store: Store, name: str, *, look: Look = in_use) -> list[Need]:
-    """Who needs an object: each root that keeps it, with the shortest way. Empty = collectable."""
-    graph = read_graph(store)
-    if name not in graph.sealed_at:
-        raise NotFound(f"the store has no object {name}", remedy="see `mm store ls`")
-    found = []
-    for root in all_roots(store, look):
-        path = _way(graph.references, root.object, name)
-        if path:
-            found.append(Need(root, path))
-    return found
-
-
-def _way(references: Mapping[str, list[str]], start: str, end: str) -> tuple[str, ...]:
-    """The shortest way along references; empty when there is none."""
-    came: dict[str, str] = {start: ""}
-    row = [start]
-    while row and end not in came:
-        below = []
-        for name in row:
-            for target in references.get(name, ()):
-                if target not in came:
-                    came[target] = name
-                    below.append(target)
-        row = below
-    if end not in came:
-        return ()
-    way = [end]
-    while came[way[-1]]:
-        way.append(came[way[-1]])
-    return tuple(reversed(way))
-
-
-@dataclass(frozen=True, slots=True)
-class Size:
-    """How large an object is, and how much of that it has alone."""
-
-    name: str
-    size_bytes: int
-    """Of its distinct files."""
-    own_bytes: int
-    """Of files that no other object has: what would be freed without it."""
-
-
-def sizes(store: Store, names: Iterable[str]) -> list[Size]:
-    """Shared and own bytes of objects; a file that is there twice counts once."""
-    users: dict[BlobKey, set[str]] = defaultdict(set)
-    files: dict[str, dict[BlobKey, int]] = defaultdict(dict)
-    with store.index.read() as index:
-        for name, sha256, executable, size in index.execute(
-            "SELECT object, sha256, executable, size FROM entry WHERE kind = 'file'"
-        ):
-            users[sha256, bool(executable)].add(name)
-            files[name][sha256, bool(executable)] = size
-    return [
-        Size(
-            name,
-            sum(files[name].values()),
-            sum(size for key, size in files[name].items() if users[key] == {name}),
-        )
-        for name in names
-    ]

@@ -7,15 +7,12 @@ path without a row is garbage; a row without a path is corrupt.
 
 from __future__ import annotations
 
-import errno
 import os
-import shutil
 import sqlite3
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +21,12 @@ from mmadmin.core.derivation import Derivation
 from mmadmin.core.errors import DiskFull, InvalidDerivation, NotFound, StoreCorrupt
 from mmadmin.core.recipe import FixedFile
 from mmadmin.core.store import tree
+from mmadmin.core.store.commit import Commit, hash_tree
 from mmadmin.core.store.disk import Disk, disk_full
+from mmadmin.core.store.files import fsync_path, stamp, take_blob, unlink_tree, write_file
 from mmadmin.core.store.index import TABLES, Index
-from mmadmin.core.store.ingest import Progress, copy_hashing, hash_file, silent
-from mmadmin.core.store.layout import Layout, check_object_name, is_sha256
+from mmadmin.core.store.ingest import Progress, copy_hashing, silent
+from mmadmin.core.store.layout import Layout
 from mmadmin.core.store.locks import (
     Lease,
     LeaseRecord,
@@ -38,13 +37,29 @@ from mmadmin.core.store.locks import (
     no_wait,
     sweep_leases,
 )
+from mmadmin.core.store.records import (
+    Realisation,
+    Root,
+    StoreObject,
+    read_realisation,
+    read_record,
+    read_root,
+    record_of,
+)
+from mmadmin.core.store.rows import (
+    CLOSURE,
+    LOST,
+    REALISATION,
+    insert_derivation,
+    insert_object,
+    insert_realisation,
+    load_object,
+)
+from mmadmin.core.store.staging import Staging
 from mmadmin.core.store.tree import Entry
 
-SIDECAR_VERSION = 1
 FLOOR_BYTES = 1 << 30
 """What must stay free on the store's disk, unless the caller says otherwise."""
-EPOCH = (1, 1)
-"""Access and modification time of everything in an object."""
 
 StepHook = Callable[[str], None]
 """Called after each step of a commit, by name."""
@@ -63,150 +78,6 @@ def collect_for(store: Store, refusal: DiskFull) -> None:
     from mmadmin.core.store.gc import make_room  # noqa: PLC0415 (it builds on this module)
 
     make_room(store, refusal)
-
-
-@dataclass(frozen=True, slots=True)
-class StoreObject:
-    """A finished, immutable output."""
-
-    name: str
-    hash: str
-    size: int
-    """Bytes of all files."""
-    files: tuple[Entry, ...]
-    """Every path, sorted."""
-    refs: tuple[str, ...]
-    """Names of the objects that it needs at run time."""
-    path: Path
-    sealed_at: int
-    """Unix seconds."""
-
-
-@dataclass(frozen=True, slots=True)
-class Realisation:
-    """The record that a derivation produced an object."""
-
-    resolved_key: str
-    derivation: str
-    """Digest."""
-    object: str
-    """Name."""
-    sandbox: str = "none"
-    """What fenced the build in: bubblewrap, unshare, none; or fixed, for pinned content."""
-    host: str = ""
-    built_ms: int = 0
-    built_at: int = 0
-    """Unix seconds."""
-    log: str = ""
-    """File name under `logs/`."""
-
-    @property
-    def built_s(self) -> float:
-        """How long it took."""
-        return self.built_ms / 1000
-
-    def as_json(self) -> dict[str, Any]:
-        """The record as data."""
-        return {
-            "resolved_key": self.resolved_key,
-            "derivation": self.derivation,
-            "object": self.object,
-            "sandbox": self.sandbox,
-            "host": self.host,
-            "built_ms": self.built_ms,
-            "built_at": self.built_at,
-            "log": self.log,
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class Root:
-    """Something that must be kept, and why."""
-
-    kind: str
-    """generation, pin, …"""
-    key: str
-    object: str
-    reason: str
-
-    def as_json(self) -> dict[str, Any]:
-        """The root as data."""
-        return {"kind": self.kind, "key": self.key, "object": self.object, "reason": self.reason}
-
-
-class Staging:
-    """A private attempt: what a step writes before it is sealed."""
-
-    def __init__(self, store: Store, folder: Path, lease: Lease, inherit: tuple[int, ...]) -> None:
-        self.folder = folder
-        self.lease = lease
-        self._store = store
-        self._promises = ExitStack()
-        self.inherit = inherit
-        """Descriptors that programs should inherit (`pass_fds`): the locks outlive a kill."""
-        self.sandbox = "none"
-        """Set by the toolbox: bubblewrap, unshare or none."""
-        self._known: dict[str, tuple[str, tuple[int, int, int]]] = {}
-
-    @property
-    def out(self) -> Path:
-        """What becomes the object."""
-        return self.folder / "out"
-
-    @property
-    def scratch(self) -> Path:
-        """Thrown away at the end."""
-        return self.folder / "scratch"
-
-    def hashed(self, path: Path, sha256: str) -> None:
-        """Tell that a file's digest is known, so that it is not read again.
-
-        Forgotten when the file is changed afterwards (size, mtime or inode).
-        """
-        self._known[os.path.abspath(path)] = (sha256, _fingerprint(path.stat()))  # noqa: PTH100
-
-    def reserve(self, size_bytes: int, *, wait_s: float = 0, on_wait: WaitHook = no_wait) -> None:
-        """Promise room for what this attempt will write, until it ends; raises `DiskFull`."""
-        self._promises.enter_context(
-            self._store.reserve(
-                size_bytes,
-                owner=self.lease.owner,
-                covers=self.folder,
-                wait_s=wait_s,
-                on_wait=on_wait,
-            )
-        )
-
-    def take(self, sha256: str, size: int, to: Path, *, executable: bool = False) -> bool:
-        """Link a file that the store has to `to` (a new path); False when it does not.
-
-        The file is shared with the store: it must not be written to.
-        """
-        if not take_blob(self._store.blob_path(sha256, executable=executable), size, to):
-            return False
-        self.hashed(to, sha256)
-        return True
-
-    def keep(self, path: Path, sha256: str) -> None:
-        """Take a fetched file into the store now: it outlives this attempt, whatever becomes of it.
-
-        It stays where it is, too, from now on shared with the store: it must not be written to.
-        """
-        self._store.keep_blob(path, sha256, stay=True)
-        self.hashed(path, sha256)
-
-    def close(self) -> None:
-        """Give back what was promised."""
-        self._promises.close()
-
-    def known(self, path: Path, info: os.stat_result) -> str | None:
-        """The digest that was told for the file as it is now."""
-        found = self._known.get(os.path.abspath(path))  # noqa: PTH100
-        return found[0] if found and found[1] == _fingerprint(info) else None
-
-
-def _fingerprint(info: os.stat_result) -> tuple[int, int, int]:
-    return info.st_ino, info.st_size, info.st_mtime_ns
 
 
 class Store:
@@ -248,7 +119,7 @@ class Store:
         if self.index.row("SELECT 1 FROM object WHERE name = ?", (name,)) is None:
             return False
         if not os.path.isdir(f"{self._objects}/{name}"):  # noqa: PTH112 (hot: a plan asks a lot)
-            raise _missing_path(name)
+            raise missing_path(name)
         return True
 
     def object(self, name: str) -> StoreObject | None:
@@ -256,13 +127,13 @@ class Store:
         if not self.has_object(name):
             return None
         with self.index.snapshot() as index:
-            return self._load(index, name)
+            return load_object(index, name, self.layout.object(name))
 
     def objects(self) -> Iterator[StoreObject]:
         """Every object of the index, by name; paths are not looked at (see `verify`)."""
         for name in self.names():
             with self.index.snapshot() as index:
-                found = self._load(index, name)
+                found = load_object(index, name, self.layout.object(name))
             if found is not None:  # collected meanwhile
                 yield found
 
@@ -279,8 +150,7 @@ class Store:
     def claim(self, resolved_key: str) -> Realisation | None:
         """What a derivation with this key produced, even when the object was collected."""
         row = self.index.row(
-            "SELECT resolved_key, derivation, object, sandbox, host, built_ms, built_at, log"
-            " FROM realisation WHERE resolved_key = ?",
+            f"{REALISATION} WHERE resolved_key = ?",
             (resolved_key,),
         )
         return Realisation(*row) if row else None
@@ -289,8 +159,7 @@ class Store:
         """Every record that says how an object came about."""
         with self.index.read() as index:
             rows = index.execute(
-                "SELECT resolved_key, derivation, object, sandbox, host, built_ms, built_at, log"
-                " FROM realisation WHERE object = ? ORDER BY built_at, resolved_key",
+                f"{REALISATION} WHERE object = ? ORDER BY built_at, resolved_key",
                 (object_name,),
             ).fetchall()
         return [Realisation(*row) for row in rows]
@@ -299,8 +168,7 @@ class Store:
         """Every record of what a derivation (by digest) came out as here."""
         with self.index.read() as index:
             rows = index.execute(
-                "SELECT resolved_key, derivation, object, sandbox, host, built_ms, built_at, log"
-                " FROM realisation WHERE derivation = ? ORDER BY built_at, resolved_key",
+                f"{REALISATION} WHERE derivation = ? ORDER BY built_at, resolved_key",
                 (derivation,),
             ).fetchall()
         return [Realisation(*row) for row in rows]
@@ -332,9 +200,7 @@ class Store:
             if index.execute("SELECT 1 FROM object WHERE name = ?", (name,)).fetchone() is None:
                 raise NotFound(f"the store has no object {name}", remedy="see `mm store ls`")
             rows = index.execute(
-                "WITH RECURSIVE needed(name) AS (VALUES (?) UNION"
-                " SELECT target FROM reference JOIN needed ON reference.object = needed.name)"
-                " SELECT name FROM needed ORDER BY name",
+                CLOSURE,
                 (name,),
             ).fetchall()
         return [row[0] for row in rows]
@@ -347,10 +213,7 @@ class Store:
     def lost_reference(self, name: str) -> str | None:
         """Something that a sealed object needs and that is not here, or None."""
         row = self.index.row(
-            "WITH RECURSIVE needed(name) AS (VALUES (?) UNION"
-            " SELECT target FROM reference JOIN needed ON reference.object = needed.name)"
-            " SELECT needed.name FROM needed LEFT JOIN object ON object.name = needed.name"
-            " WHERE object.name IS NULL LIMIT 1",
+            LOST,
             (name,),
         )
         return row[0] if row else None
@@ -477,7 +340,7 @@ class Store:
         With `stay` the file is linked instead, so that no collection can come in between.
         """
         path.chmod(0o555 if executable else 0o444)
-        _stamp(path)
+        stamp(path)
         fsync_path(path)
         with file_lock(self.layout.lock("gc"), shared=True):
             blob = self.layout.blob(sha256, executable=executable)
@@ -527,20 +390,14 @@ class Store:
         the same index transaction. The object stays protected by the attempt's lease.
         """
         try:
-            entries = self._hash_tree(staging, known or {}, progress)
+            entries = hash_tree(staging, known or {}, progress)
             self.after("hashed")
             full = tree.object_name(entries, name)
             if expect is not None and full != expect:
                 self._keep_files(staging, entries)
                 raise (on_mismatch or _mismatch)(entries)
-            return self._commit(
-                staging,
-                full,
-                entries,
-                refs=tuple(sorted(set(refs))),
-                realise=realise,
-                derivation=derivation,
-            )
+            needs = tuple(sorted(set(refs)))
+            return Commit(self, staging, full, entries, needs, realise, derivation).run()
         except OSError as error:
             raise disk_full(error, doing=f"sealing {name}") or error from error
 
@@ -557,11 +414,11 @@ class Store:
         """
         if not only_claimed and not self.has_object(realisation.object):
             raise NotFound(f"the store has no object {realisation.object}")
-        self._write_realisation(realisation, derivation)
+        self.write_realisation(realisation, derivation)
         with self.index.write() as index:
-            _insert_realisation(index, realisation)
+            insert_realisation(index, realisation)
             if derivation is not None:
-                _insert_derivation(index, derivation.digest, derivation.as_json())
+                insert_derivation(index, derivation.digest, derivation.as_json())
 
     def copy_object_from(
         self, other: Store, name: str, lease: Lease, *, progress: Progress = silent
@@ -593,7 +450,7 @@ class Store:
         with file_lock(self.layout.lock("gc"), shared=True):
             if not self.has_object(object_name):
                 raise NotFound(f"the store has no object {object_name}")
-            _write_file(path, canonical(root.as_json()))
+            write_file(path, canonical(root.as_json()))
 
     def remove_root(self, kind: str, key: str) -> bool:
         """Stop keeping it; False when there was no such root."""
@@ -608,14 +465,9 @@ class Store:
         found = []
         for path in sorted(self.layout.roots.glob("*/*.json")):
             try:
-                value = parse(path.read_bytes())
+                found.append(read_root(path))
             except FileNotFoundError:  # removed meanwhile
                 continue
-            except InvalidDerivation as error:
-                raise StoreCorrupt(f"the root {path} is damaged: {error.message}") from error
-            if not isinstance(value, dict) or set(value) != {"kind", "key", "object", "reason"}:
-                raise StoreCorrupt(f"the root {path} is damaged")
-            found.append(Root(*(str(value[k]) for k in ("kind", "key", "object", "reason"))))
         return found
 
     # --- the index -----------------------------------------------------------------------------
@@ -633,183 +485,19 @@ class Store:
     def _fill(self, index: sqlite3.Connection) -> None:
         """Write all that the disk says into an empty index."""
         for path in sorted(self.layout.objects.glob("*.json")):
-            found = self._read_sidecar(path)
+            found = read_record(path, self.layout.object(path.name.removesuffix(".json")))
             if found.path.is_dir():
-                _insert_object(index, found)
+                insert_object(index, found)
         for path in sorted((self.layout.derivations / "realised").glob("*.json")):
-            _insert_realisation(index, _realisation_from(path))
+            insert_realisation(index, read_realisation(path))
         for path in sorted(self.layout.derivations.glob("*.json")):
             try:
-                _insert_derivation(index, path.stem, parse(path.read_bytes()))
+                insert_derivation(index, path.stem, parse(path.read_bytes()))
             except InvalidDerivation as error:
                 raise StoreCorrupt(
                     f"the record {path} is damaged: {error.message}",
                     remedy="move it away: it only tells how something was built",
                 ) from error
-
-    def _load(self, index: sqlite3.Connection, name: str) -> StoreObject | None:
-        row = index.execute(
-            "SELECT hash, size, sealed_at FROM object WHERE name = ?", (name,)
-        ).fetchone()
-        if row is None:
-            return None
-        entries = tuple(
-            Entry(path, kind, bool(executable), size, sha256, target)
-            for path, kind, executable, size, sha256, target in index.execute(
-                "SELECT path, kind, executable, size, sha256, target FROM entry"
-                " WHERE object = ? ORDER BY path",
-                (name,),
-            )
-        )
-        refs = tuple(
-            ref
-            for (ref,) in index.execute(
-                "SELECT target FROM reference WHERE object = ? ORDER BY target", (name,)
-            )
-        )
-        return StoreObject(name, row[0], row[1], entries, refs, self.layout.object(name), row[2])
-
-    def _hash_tree(
-        self, staging: Staging, known: Mapping[str, str], progress: Progress
-    ) -> tuple[Entry, ...]:
-        entries = []
-        for found in tree.scan(staging.out):
-            if found.kind == "link":
-                entries.append(Entry(found.path, "link", target=found.target))
-            elif found.kind == "dir":
-                entries.append(Entry(found.path, "dir"))
-            else:
-                path = staging.out / found.path
-                sha256 = known.get(found.path) or staging.known(path, found.stat)
-                size = found.stat.st_size
-                if sha256 is None:
-                    sha256, size = hash_file(path, progress=progress)
-                entries.append(
-                    Entry(found.path, executable=found.executable, size=size, sha256=sha256)
-                )
-        return tuple(entries)
-
-    def _commit(
-        self,
-        staging: Staging,
-        full: str,
-        entries: tuple[Entry, ...],
-        *,
-        refs: tuple[str, ...],
-        realise: Callable[[str], Realisation] | None,
-        derivation: Derivation | None,
-    ) -> StoreObject:
-        out = staging.out
-        with self.lock(f"object-{full[:64]}", owner=staging.lease.owner):
-            here = None if self.protect(staging.lease, [full]) else self.object(full)
-            if here is None:
-                self._canonicalise(out, entries)
-                self.after("flushed")
-            with file_lock(self.layout.lock("gc"), shared=True):
-                self.after("committing")
-                if here is None:
-                    self._link_blobs(staging, entries)
-                    self.after("linked")
-                    target = self.layout.object(full)
-                    if target.exists():  # a path without a row: an earlier attempt was killed
-                        self.discard(target)
-                    out.rename(target)
-                    self.after("renamed")
-                    target.chmod(0o555)
-                    os.utime(target, EPOCH)
-                    fsync_path(target)
-                    here = StoreObject(
-                        full,
-                        full[:64],
-                        tree.total_size(entries),
-                        entries,
-                        refs,
-                        target,
-                        int(time.time()),
-                    )
-                elif set(refs) - set(here.refs):
-                    refs = tuple(sorted({*refs, *here.refs}))
-                    here = StoreObject(
-                        full, here.hash, here.size, entries, refs, here.path, here.sealed_at
-                    )
-                self.rewrite_record(here)
-                self.after("described")
-                realisation = realise(full) if realise else None
-                if realisation is not None:
-                    self._write_realisation(realisation, derivation)
-                    self.after("claimed")
-                with self.index.write() as index:
-                    _insert_object(index, here)
-                    if realisation is not None:
-                        _insert_realisation(index, realisation)
-                    if derivation is not None:
-                        _insert_derivation(index, derivation.digest, derivation.as_json())
-                self.after("indexed")
-        self.after("unlocked")
-        return here
-
-    def _canonicalise(self, out: Path, entries: tuple[Entry, ...]) -> None:
-        """Final modes and times, everything flushed: files first, then folders, inside out."""
-        for entry in entries:
-            if entry.kind == "file":
-                path = out / entry.path
-                path.chmod(0o555 if entry.executable else 0o444)
-                _stamp(path)
-                fsync_path(path)
-            elif entry.kind == "link":
-                os.utime(out / entry.path, EPOCH, follow_symlinks=False)
-
-    def _link_blobs(self, staging: Staging, entries: tuple[Entry, ...]) -> None:
-        """Give every file its blob, or take the blob that is there; then seal the folders."""
-        folders = set()
-        for entry in entries:
-            if entry.kind != "file":
-                continue
-            path = staging.out / entry.path
-            blob = self.layout.blob(entry.sha256, executable=entry.executable)
-            blob.parent.mkdir(exist_ok=True)
-            if self._share(path, blob, entry, staging.scratch):
-                folders.add(blob.parent)
-            self.after("blob")
-        for folder in folders:
-            fsync_path(folder)
-        for entry in sorted(entries, reverse=True):
-            if entry.kind == "dir":
-                path = staging.out / entry.path
-                path.chmod(0o555)
-                os.utime(path, EPOCH)
-                fsync_path(path)
-        fsync_path(staging.out)
-
-    def _share(self, path: Path, blob: Path, entry: Entry, scratch: Path) -> bool:
-        """One inode for the file and its blob; True when the blob is new."""
-        try:
-            os.link(path, blob)
-        except FileExistsError:
-            pass
-        except OSError as error:
-            if error.errno != errno.EMLINK:
-                raise
-            return False  # this inode has all the links it can have: the file stays its own
-        else:
-            return True
-        there = blob.stat()
-        if os.path.samestat(there, path.stat()):
-            return False
-        temporary = scratch / uuid.uuid4().hex
-        if there.st_size != entry.size:  # a damaged blob: ours is right
-            os.link(path, temporary)
-            temporary.replace(blob)
-            return True
-        try:
-            os.link(blob, temporary)
-        except OSError as error:
-            if error.errno != errno.EMLINK:
-                raise
-            return False
-        # the folder may be read-only for us only after it is sealed, which comes later
-        temporary.replace(path)
-        return False
 
     def _keep_files(self, staging: Staging, entries: tuple[Entry, ...]) -> None:
         for entry in entries:
@@ -833,46 +521,28 @@ class Store:
                 return
             staging.hashed(target, entry.sha256)
 
-    def _write_realisation(self, realisation: Realisation, derivation: Derivation | None) -> None:
+    def write_realisation(self, realisation: Realisation, derivation: Derivation | None) -> None:
+        """Write the files that say how an object came about; the index is the caller's."""
         if derivation is not None:
             path = self.layout.derivation(derivation.digest)
             if not path.exists():
-                _write_file(path, canonical(derivation.as_json()))
-        _write_file(
+                write_file(path, canonical(derivation.as_json()))
+        write_file(
             self.layout.realisation(realisation.resolved_key), canonical(realisation.as_json())
         )
-
-    def _read_sidecar(self, path: Path) -> StoreObject:
-        name = path.name.removesuffix(".json")
-        try:
-            return object_from_record(path.read_bytes(), name, self.layout.object(name), str(path))
-        except StoreCorrupt as error:
-            error.remedy = (
-                "while the index is whole, `mm store repair` writes it anew; else move it and the "
-                "folder beside it away: the object is then built again"
-            )
-            raise
 
     def recorded(self, name: str) -> StoreObject | None:
         """What the index says about an object, whether its folder is there or not."""
         with self.index.snapshot() as index:
-            return self._load(index, name)
+            return load_object(index, name, self.layout.object(name))
 
     def record_of(self, found: StoreObject) -> dict[str, Any]:
         """What the record beside an object says."""
-        return {
-            "version": SIDECAR_VERSION,
-            "name": found.name,
-            "hash": found.hash,
-            "size": found.size,
-            "refs": list(found.refs),
-            "files": [entry.as_json() for entry in found.files],
-            "sealed_at": found.sealed_at,
-        }
+        return record_of(found)
 
     def rewrite_record(self, found: StoreObject) -> None:
         """Write the record beside an object anew."""
-        _write_file(self.layout.sidecar(found.name), canonical(self.record_of(found)))
+        write_file(self.layout.sidecar(found.name), canonical(self.record_of(found)))
 
     def discard(self, path: Path) -> Path:
         """Take a path out of sight by one rename into the trash; returns where it went."""
@@ -891,119 +561,8 @@ class Store:
         unlink_tree(target)
 
 
-def unlink_tree(path: Path) -> None:
-    """Unlink a file or a folder that may hold read-only folders; forgives what vanishes."""
-    with suppress(FileNotFoundError):
-        if path.is_symlink() or not path.is_dir():
-            path.unlink()
-            return
-        path.chmod(0o755)
-        for below in list(path.iterdir()):
-            unlink_tree(below)
-        path.rmdir()
-
-
-def object_from_record(data: bytes, name: str, path: Path, where: str) -> StoreObject:
-    """The object that a record describes; `StoreCorrupt` unless it is that of its name.
-
-    What an object holds is proven by its name; what it needs (`refs`) is not.
-    """
-    damaged = f"the record {where} is damaged"
-    try:
-        value = parse(data)
-    except InvalidDerivation as error:
-        raise StoreCorrupt(f"{damaged}: {error.message}") from error
-    fields = {"version", "name", "hash", "size", "refs", "files", "sealed_at"}
-    if not isinstance(value, dict) or set(value) != fields or value["name"] != name:
-        raise StoreCorrupt(damaged)
-    files, refs, sealed_at = value["files"], value["refs"], value["sealed_at"]
-    if not isinstance(files, list) or not isinstance(refs, list) or not isinstance(sealed_at, int):
-        raise StoreCorrupt(damaged)
-    entries = tuple(tree.entry_from_json(entry) for entry in files)
-    hashes = {tree.object_hash(entries), value["hash"], name[:64]}
-    if len(hashes) != 1 or value["size"] != tree.total_size(entries):
-        raise StoreCorrupt(f"the record {where} does not describe the object of its name")
-    for ref in refs:
-        if not isinstance(ref, str):
-            raise StoreCorrupt(damaged)
-        check_object_name(ref)
-    return StoreObject(
-        name,
-        name[:64],
-        tree.total_size(entries),
-        entries,
-        tuple(sorted(str(ref) for ref in refs)),
-        path,
-        sealed_at,
-    )
-
-
-def _realisation_from(path: Path) -> Realisation:
-    try:
-        value = parse(path.read_bytes())
-    except InvalidDerivation as error:
-        raise StoreCorrupt(f"the record {path} is damaged: {error.message}") from error
-    found = realisation_from_json(value, str(path))
-    if found.resolved_key != path.stem:
-        raise StoreCorrupt(f"the record {path} is that of another step")
-    return found
-
-
-def realisation_from_json(value: Any, where: str) -> Realisation:
-    """The record of `Realisation.as_json`; `StoreCorrupt` for anything else."""
-    kinds = {
-        "resolved_key": str,
-        "derivation": str,
-        "object": str,
-        "sandbox": str,
-        "host": str,
-        "built_ms": int,
-        "built_at": int,
-        "log": str,
-    }
-    if (
-        not isinstance(value, dict)
-        or set(value) != set(kinds)
-        or not all(isinstance(value[name], kind) for name, kind in kinds.items())
-        or not is_sha256(value["resolved_key"])
-        or not is_sha256(value["derivation"])
-    ):
-        raise StoreCorrupt(f"a record in {where} is damaged")
-    check_object_name(value["object"])
-    return Realisation(**value)
-
-
-def _insert_object(index: sqlite3.Connection, found: StoreObject) -> None:
-    index.execute(
-        "INSERT OR REPLACE INTO object VALUES (?, ?, ?, ?)",
-        (found.name, found.hash, found.size, found.sealed_at),
-    )
-    index.executemany(
-        "INSERT OR REPLACE INTO entry VALUES (?, ?, ?, ?, ?, ?, ?)",
-        [
-            (found.name, e.path, e.kind, int(e.executable), e.size, e.sha256, e.target)
-            for e in found.files
-        ],
-    )
-    index.executemany(
-        "INSERT OR IGNORE INTO reference VALUES (?, ?)", [(found.name, ref) for ref in found.refs]
-    )
-
-
-def _insert_realisation(index: sqlite3.Connection, realisation: Realisation) -> None:
-    index.execute(
-        "INSERT OR REPLACE INTO realisation VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-        tuple(realisation.as_json().values()),
-    )
-
-
-def _insert_derivation(index: sqlite3.Connection, digest: str, row: Any) -> None:
-    if isinstance(row, dict):
-        values = (digest, row.get("recipe", ""), row.get("name", ""))
-        index.execute("INSERT OR REPLACE INTO derivation VALUES (?, ?, ?)", values)
-
-
-def _missing_path(name: str) -> StoreCorrupt:
+def missing_path(name: str) -> StoreCorrupt:
+    """The error of a row without a path."""
     return StoreCorrupt(
         f"the store's index names {name}, but its folder is gone",
         remedy="mend it with `mm store repair`",
@@ -1021,54 +580,3 @@ def _older_than_a_moment(folder: Path) -> bool:
         return time.time() - folder.stat().st_ctime > 1
     except FileNotFoundError:
         return False
-
-
-def take_blob(blob: Path, size: int, target: Path) -> bool:
-    """Link a blob to a new path; False when it is not there or not whole."""
-    try:
-        if blob.stat().st_size != size:
-            return False
-        target.parent.mkdir(parents=True, exist_ok=True)
-        _link_or_copy(blob, target)
-    except FileNotFoundError:
-        return False
-    return True
-
-
-def _link_or_copy(source: Path, target: Path) -> None:
-    try:
-        os.link(source, target)
-    except OSError as error:
-        if error.errno not in {errno.EMLINK, errno.EXDEV}:
-            raise
-        shutil.copy2(source, target)
-
-
-def _stamp(path: Path) -> None:
-    """Set the times; not written when they are right, so that a shared inode is left alone."""
-    if path.stat().st_mtime_ns != EPOCH[1] * 10**9:
-        os.utime(path, EPOCH)
-
-
-def fsync_path(path: Path) -> None:
-    """Flush a file or a folder to the disk."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def _write_file(path: Path, data: bytes) -> None:
-    """Replace a small file at once: the old content or the new, never a part."""
-    temporary = path.with_name(f".{uuid.uuid4().hex}.new")
-    try:
-        with temporary.open("xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.rename(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    fsync_path(path.parent)

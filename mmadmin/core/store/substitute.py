@@ -1,295 +1,30 @@
-"""Reusing what other stores built: push to a depot, pull from depots.
+"""Reusing what other stores built: asking depots what a step came out as, and getting it.
 
-A depot is any place with the layout
-
-    realisations/<resolved key>.json    signed claims (`claims.Claim`)
-    objects/<hash>-<name>.json          what an object holds (the store's own record)
-    blobs/sha256/ab/<hex>               bytes
-
-so that a folder, or the same folder behind any static web server, is one. What is missing there
-is a miss, never an error. Every byte is checked against the hash that it was asked by.
+What is missing in a depot is a miss, never an error. Every byte is checked against the hash that
+it was asked by; that a step produced an object is believed by signature (`claims`).
 """
 
 from __future__ import annotations
 
 import json
-import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
-from mmadmin.core.canonical import canonical
 from mmadmin.core.errors import (
-    Conflict,
     DigestMismatch,
     MmError,
-    NotFound,
     SourceUnavailable,
     StoreCorrupt,
 )
-from mmadmin.core.store.claims import Claim, SigningKey, Trust, claim_from_bytes
-from mmadmin.core.store.ingest import Progress, copy_hashing, silent
+from mmadmin.core.store.claims import Claim, Trust, claim_from_bytes
+from mmadmin.core.store.depot import Depot, Say, bytes_path, claim_path, quiet, record_path
+from mmadmin.core.store.ingest import Progress, silent
 from mmadmin.core.store.locks import Lease
-from mmadmin.core.store.store import (
-    Realisation,
-    Staging,
-    Store,
-    StoreObject,
-    fsync_path,
-    object_from_record,
-)
+from mmadmin.core.store.records import Realisation, StoreObject, object_from_record
+from mmadmin.core.store.staging import Staging
+from mmadmin.core.store.store import Store
 from mmadmin.core.store.tree import Entry
-
-Say = Callable[[str], None]
-
-
-def quiet(line: str) -> None:
-    """Say nothing."""
-
-
-def claim_path(resolved_key: str) -> str:
-    """Where a depot has the claim of a step."""
-    return f"realisations/{resolved_key}.json"
-
-
-def record_path(name: str) -> str:
-    """Where a depot has what an object holds."""
-    return f"objects/{name}.json"
-
-
-def bytes_path(sha256: str) -> str:
-    """Where a depot has a file's bytes."""
-    return f"blobs/sha256/{sha256[:2]}/{sha256}"
-
-
-class Depot(Protocol):
-    """A place to pull from. Methods block; both raise `SourceUnavailable` when it is down."""
-
-    @property
-    def label(self) -> str:
-        """What a person calls it."""
-        ...
-
-    def read(self, path: str) -> bytes | None:
-        """A small file; None when it is not there."""
-        ...
-
-    def fetch(self, path: str, part: Path, size: int, progress: Progress) -> str | None:
-        """Complete `part`, which may hold a beginning already; its sha256, None when not there.
-
-        The caller compares it. A part stays when it is interrupted, to be gone on with.
-        """
-        ...
-
-
-class WritableDepot(Depot, Protocol):
-    """A place to push to."""
-
-    def has(self, path: str, size: int) -> bool:
-        """True when a file of that size is there."""
-        ...
-
-    def write(self, path: str, data: bytes) -> None:
-        """Put a small file there, at once: old or new, never a part."""
-        ...
-
-    def put(self, path: str, source: Path, progress: Progress) -> None:
-        """Put a large file there; it appears when it is whole."""
-        ...
-
-
-class Folder:
-    """A depot in a folder."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-
-    @property
-    def label(self) -> str:
-        """Its path."""
-        return str(self.root)
-
-    def read(self, path: str) -> bytes | None:
-        """A small file; None when it is not there."""
-        try:
-            return (self.root / path).read_bytes()
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise SourceUnavailable(f"{self.root / path}: {error.strerror}") from error
-
-    def fetch(self, path: str, part: Path, size: int, progress: Progress) -> str | None:
-        """Copy a file; a part of an earlier attempt is begun anew, as copying is cheap."""
-        del size
-        part.unlink(missing_ok=True)
-        try:
-            return copy_hashing(self.root / path, part, progress=progress)[0]
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-
-    def has(self, path: str, size: int) -> bool:
-        """True when a file of that size is there."""
-        try:
-            return (self.root / path).stat().st_size == size
-        except FileNotFoundError:
-            return False
-
-    def write(self, path: str, data: bytes) -> None:
-        """Put a small file there by one rename."""
-        target = self.root / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = target.with_name(f".{uuid.uuid4().hex}.new")
-        temporary.write_bytes(data)
-        fsync_path(temporary)
-        temporary.rename(target)
-
-    def put(self, path: str, source: Path, progress: Progress) -> None:
-        """Put a large file there by copy and rename."""
-        target = self.root / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = target.with_name(f".{uuid.uuid4().hex}.new")
-        try:
-            copy_hashing(source, temporary, progress=progress)
-            temporary.rename(target)
-        finally:
-            temporary.unlink(missing_ok=True)
-
-
-class DepotSource:
-    """Gets damaged files back from a depot; a `verify.BlobSource`."""
-
-    def __init__(self, depot: Depot, progress: Progress = silent) -> None:
-        self.depot = depot
-        self.progress = progress
-
-    @property
-    def label(self) -> str:
-        """The depot."""
-        return self.depot.label
-
-    def get(self, want: Entry, owner: str, to: Path) -> bool:
-        """Fetch the bytes; the caller checks them."""
-        del owner
-        return self.depot.fetch(bytes_path(want.sha256), to, want.size, self.progress) is not None
-
-
-# --- push --------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Pushed:
-    """What a push did."""
-
-    objects: int
-    claims: int
-    blobs: int
-    sent_bytes: int
-
-
-def push(
-    store: Store,
-    names: Iterable[str],
-    depot: WritableDepot,
-    *,
-    signer: SigningKey | None = None,
-    progress: Progress = silent,
-    say: Say = quiet,
-) -> Pushed:
-    """Put objects with all they need into a depot: blobs, then records, then claims.
-
-    What is there already is not sent again, so an interrupted push goes on where it was. Claims
-    of the steps that led there go along, so that another store can follow them; without a
-    `signer` no claims are made.
-    """
-    wanted = sorted({name for given in names for name in store.closure(given)})
-    blobs = sent = 0
-    with store.lease("push") as lease:
-        if gone := store.protect(lease, wanted):
-            raise NotFound(f"the store has no object {gone[0]}")
-        objects = [_object(store, name) for name in wanted]
-        for found in objects:
-            for entry in _distinct(found):
-                if not depot.has(bytes_path(entry.sha256), entry.size):
-                    say(f"{entry.path} of {found.name}")
-                    blob = store.blob_path(entry.sha256, executable=entry.executable)
-                    source = blob if blob.exists() else found.path / entry.path
-                    depot.put(bytes_path(entry.sha256), source, progress)
-                    blobs += 1
-                    sent += entry.size
-        for found in objects:
-            record = canonical(store.record_of(found))
-            if not depot.has(record_path(found.name), len(record)):
-                depot.write(record_path(found.name), record)
-        claims = _push_claims(store, wanted, depot, signer) if signer else 0
-    return Pushed(len(objects), claims, blobs, sent)
-
-
-def _push_claims(
-    store: Store, names: Iterable[str], depot: WritableDepot, signer: SigningKey
-) -> int:
-    done: set[str] = set()
-    todo = [record for name in names for record in store.realisations_of(name)]
-    while todo:
-        record = todo.pop()
-        if record.resolved_key in done:
-            continue
-        done.add(record.resolved_key)
-        todo.extend(_steps_below(store, record))
-        claim = signer.sign(claim_of(store, record))
-        data = depot.read(claim_path(record.resolved_key))
-        if data is not None:
-            there = claim_from_bytes(data, record.resolved_key)
-            if not there.says_same(claim):
-                raise Conflict(
-                    f"{depot.label} says that {record.object[65:]} came out as "
-                    f"{there.object[:12]}, here it came out as {record.object[:12]}",
-                    remedy="the step is not reproducible: compare with `mm build --check`",
-                )
-            claim = replace(claim, signatures={**there.signatures, **claim.signatures})
-        depot.write(claim_path(record.resolved_key), claim.as_bytes())
-    return len(done)
-
-
-def _steps_below(store: Store, record: Realisation) -> list[Realisation]:
-    """Records of the steps that a realised step was built from."""
-    row = store.derivation(record.derivation)
-    inputs = row.get("inputs") if isinstance(row, dict) else None
-    found = []
-    for digest in inputs.values() if isinstance(inputs, dict) else ():
-        found.extend(store.realisations_by(str(digest)))
-    return found
-
-
-def claim_of(store: Store, record: Realisation) -> Claim:
-    """The claim that a record makes, not signed yet."""
-    closure: dict[str, tuple[str, ...]] = {}
-    size = 0
-    todo = [record.object]
-    while todo:
-        name = todo.pop()
-        found = store.recorded(name)
-        refs = found.refs if found else ()
-        if name not in closure:
-            closure[name] = refs
-            todo.extend(refs)
-        if name == record.object and found:
-            size = found.size
-    return Claim(record.resolved_key, record.derivation, record.object, size, closure)
-
-
-def _object(store: Store, name: str) -> StoreObject:
-    found = store.object(name)
-    if found is None:
-        raise NotFound(f"the store has no object {name}")
-    return found
-
-
-def _distinct(found: StoreObject) -> list[Entry]:
-    return list({e.sha256: e for e in found.files if e.kind == "file"}.values())
-
-
-# --- pull --------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)

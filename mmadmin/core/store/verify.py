@@ -1,9 +1,7 @@
-"""Finding damage, and mending just what is damaged.
+"""Finding damage.
 
 Each object is ok, corrupt or missing. The stat check looks at every path (type, size, mode, time,
 link target) and at the record; with contents, every distinct file is read once, in bounded memory.
-Repair takes the good bytes of a file from wherever a source has them; damaged bytes are kept aside
-in `quarantine/`.
 """
 
 from __future__ import annotations
@@ -11,18 +9,18 @@ from __future__ import annotations
 import os
 import stat
 import time
-import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from mmadmin.core.canonical import parse
-from mmadmin.core.errors import InvalidDerivation, MmError, NotFound, StoreCorrupt
+from mmadmin.core.errors import InvalidDerivation, NotFound, StoreCorrupt
+from mmadmin.core.store.files import EPOCH
 from mmadmin.core.store.ingest import Progress, hash_file, silent
-from mmadmin.core.store.locks import file_lock
-from mmadmin.core.store.store import EPOCH, Staging, Store, StoreObject, fsync_path, take_blob
+from mmadmin.core.store.records import StoreObject
+from mmadmin.core.store.store import Store
 from mmadmin.core.store.tree import Entry
 
 State = Literal["ok", "corrupt", "missing"]
@@ -94,7 +92,7 @@ def verify(
     `progress` hears bytes read and bytes to read, with contents.
     """
     begin = time.monotonic()
-    objects = list(store.objects()) if names is None else [_known(store, n) for n in names]
+    objects = list(store.objects()) if names is None else [recorded(store, n) for n in names]
     problems = {found.name: _stat_check(store, found) for found in objects}
     read = 0
     if contents:
@@ -132,7 +130,8 @@ def require_intact(store: Store, name: str) -> None:
 GONE = "is gone"
 
 
-def _known(store: Store, name: str) -> StoreObject:
+def recorded(store: Store, name: str) -> StoreObject:
+    """What the index says about an object, whole or not; `NotFound` when it says nothing."""
     found = store.recorded(name)
     if found is None:
         raise NotFound(f"the store has no object {name}", remedy="see `mm store ls`")
@@ -247,196 +246,3 @@ def _read_contents(
 
 def _shifted(progress: Progress, before: int, total: int, now: int, _: int) -> None:
     progress(before + now, total)
-
-
-class BlobSource(Protocol):
-    """Somewhere to get good bytes from."""
-
-    @property
-    def label(self) -> str:
-        """What a person calls it."""
-        ...
-
-    def get(self, want: Entry, owner: str, to: Path) -> bool:
-        """Write the bytes of `want`, a file of the object `owner`, to the new path `to`.
-
-        False when it does not have them. What it wrote is checked by the caller. May raise an
-        `MmError`, which is reported and passed over.
-        """
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Repaired:
-    """What a repair did."""
-
-    mended: tuple[str, ...]
-    """Names of objects that are whole again."""
-    blobs: tuple[tuple[str, str], ...]
-    """(sha256, where its bytes came from)."""
-    failed: tuple[tuple[str, str], ...]
-    """(object name, why it could not be mended)."""
-
-    def as_json(self) -> dict[str, Any]:
-        """The result as data."""
-        return {
-            "mended": list(self.mended),
-            "blobs": [{"sha256": sha256, "source": source} for sha256, source in self.blobs],
-            "failed": [{"name": name, "reason": reason} for name, reason in self.failed],
-        }
-
-
-Say = Callable[[str], None]
-
-
-def repair(
-    store: Store,
-    damaged: Iterable[Verdict],
-    sources: Sequence[BlobSource] = (),
-    *,
-    say: Say = lambda _: None,
-) -> Repaired:
-    """Mend objects: only the bad files are got again, everything else is put right in place."""
-    mended: list[str] = []
-    blobs: list[tuple[str, str]] = []
-    failed: list[tuple[str, str]] = []
-    with store.lease("repair") as lease:
-        for verdict in damaged:
-            found = _known(store, verdict.name)
-            with (
-                store.lock(f"object-{found.hash}", owner="repair"),
-                store.staging(lease) as staging,
-            ):
-                work = _Repair(store, staging, found, sources, say, blobs)
-                try:
-                    work.mend({p.path for p in verdict.problems})
-                except MmError as error:
-                    failed.append((found.name, error.message))
-                    say(f"{found.name}: {error.message}")
-                    continue
-            left = verify(store, [found.name]).damaged
-            if left:
-                failed.append((found.name, left[0].problems[0].words))
-            else:
-                mended.append(found.name)
-                say(f"{found.name}: whole again")
-    return Repaired(tuple(mended), tuple(blobs), tuple(failed))
-
-
-@dataclass(slots=True)
-class _Repair:
-    store: Store
-    staging: Staging
-    found: StoreObject
-    sources: Sequence[BlobSource]
-    say: Say
-    blobs: list[tuple[str, str]]
-
-    def mend(self, wrong: set[str]) -> None:
-        """Put right what is wrong; `wrong` are the paths with problems."""
-        good: dict[str, Path] = {}
-        for entry in self.found.files:
-            if entry.kind == "file" and (entry.path in wrong or not self.found.path.is_dir()):
-                good[entry.path] = self._good_blob(entry)
-        with file_lock(self.store.layout.lock("gc"), shared=True):
-            self._rebuild_tree(good)
-            self.store.rewrite_record(self.found)
-
-    def _good_blob(self, entry: Entry) -> Path:
-        """The blob's path once its bytes are right, whatever that takes."""
-        store = self.store
-        blob = store.blob_path(entry.sha256, executable=entry.executable)
-        mine = self.found.path / entry.path
-        for path in (blob, mine, store.blob_path(entry.sha256, executable=not entry.executable)):
-            if _is_good(path, entry):
-                return self._install(path, blob, entry)
-        self._quarantine(blob, entry)
-        for source in self.sources:
-            fresh = self.staging.scratch / uuid.uuid4().hex
-            try:
-                if not source.get(entry, self.found.name, fresh):
-                    continue
-            except MmError as error:
-                self.say(f"{source.label}: {error.message}")
-                continue
-            if _is_good(fresh, entry):
-                self.blobs.append((entry.sha256, source.label))
-                self.say(f"{entry.path} of {self.found.name}: got again from {source.label}")
-                return self._install(fresh, blob, entry)
-            self.say(f"{source.label} gave other bytes for {entry.path}")
-        raise StoreCorrupt(
-            f"no source has the right bytes of {entry.path} ({entry.sha256[:12]}…)",
-            remedy="pull it from another store, or build the generation again",
-        )
-
-    def _install(self, path: Path, blob: Path, entry: Entry) -> Path:
-        """Make `blob` the good bytes, with the right mode and time."""
-        if path != blob:
-            fresh = self.staging.scratch / uuid.uuid4().hex
-            same_mode = path.parent == self.staging.scratch or path == self.found.path / entry.path
-            if same_mode:
-                os.link(path, fresh)
-            else:
-                _copy(path, fresh)
-            fresh.chmod(0o555 if entry.executable else 0o444)
-            os.utime(fresh, EPOCH)
-            fsync_path(fresh)
-            blob.parent.mkdir(exist_ok=True)
-            fresh.replace(blob)
-            fsync_path(blob.parent)
-        else:
-            blob.chmod(0o555 if entry.executable else 0o444)
-            os.utime(blob, EPOCH)
-        return blob
-
-    def _quarantine(self, blob: Path, entry: Entry) -> None:
-        if blob.exists():
-            folder = self.store.layout.quarantine
-            folder.mkdir(exist_ok=True)
-            blob.rename(folder / f"{entry.sha256}-{uuid.uuid4().hex[:8]}")
-
-    def _rebuild_tree(self, good: dict[str, Path]) -> None:
-        """Assemble the folder anew beside the old one and swap them."""
-        out = self.staging.out
-        for entry in self.found.files:
-            target = out / entry.path
-            target.parent.mkdir(parents=True, exist_ok=True)
-            if entry.kind == "dir":
-                target.mkdir(exist_ok=True)
-            elif entry.kind == "link":
-                target.symlink_to(entry.target)
-                os.utime(target, EPOCH, follow_symlinks=False)
-            else:
-                blob = good.get(entry.path) or self.store.blob_path(
-                    entry.sha256, executable=entry.executable
-                )
-                if not take_blob(blob, entry.size, target):
-                    raise StoreCorrupt(f"the blob of {entry.path} vanished", remedy="repair again")
-        for entry in sorted(self.found.files, reverse=True):
-            if entry.kind == "dir":
-                (out / entry.path).chmod(0o555)
-                os.utime(out / entry.path, EPOCH)
-                fsync_path(out / entry.path)
-        fsync_path(out)
-        if self.found.path.exists() or self.found.path.is_symlink():
-            self.store.discard(self.found.path)
-        out.rename(self.found.path)
-        self.found.path.chmod(0o555)
-        os.utime(self.found.path, EPOCH)
-        fsync_path(self.found.path)
-        fsync_path(self.found.path.parent)
-
-
-def _is_good(path: Path, entry: Entry) -> bool:
-    try:
-        if path.stat().st_size != entry.size:
-            return False
-        return hash_file(path)[0] == entry.sha256
-    except OSError:
-        return False
-
-
-def _copy(source: Path, target: Path) -> None:
-    with source.open("rb") as read, target.open("wb") as write:
-        while block := read.read(1 << 20):
-            write.write(block)

@@ -20,7 +20,9 @@ from mmadmin.core.builder import RootClaim, realise
 from mmadmin.core.errors import DiskFull, NotFound, StoreCorrupt
 from mmadmin.core.planner import plan
 from mmadmin.core.store import Store
-from mmadmin.core.store.gc import all_roots, collect, ensure_free, sizes, why
+from mmadmin.core.store.explain import sizes, why
+from mmadmin.core.store.gc import collect, ensure_free
+from mmadmin.core.store.graph import all_roots
 from mmadmin.core.store.runtime import InUse, in_use
 from tests.core.workshop import Shop, Watch, add, damage, in_child, killer, step, tools_for
 

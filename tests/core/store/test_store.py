@@ -23,7 +23,7 @@ from mmadmin.core.errors import (
 )
 from mmadmin.core.recipe import FixedFile
 from mmadmin.core.store import Realisation, Store
-from mmadmin.core.store import store as store_module
+from mmadmin.core.store import commit as commit_module
 from tests.core.workshop import add, damage, in_child
 
 
@@ -90,13 +90,13 @@ def test_known_digests_are_not_computed_again(
 ) -> None:
     """A file that was hashed while it was written is not read; one that changed since is."""
     read: list[str] = []
-    real = store_module.hash_file
+    real = commit_module.hash_file
 
     def counting(path: Path, **options: Any) -> tuple[str, int]:
         read.append(path.name)
         return real(path, **options)
 
-    monkeypatch.setattr(store_module, "hash_file", counting)
+    monkeypatch.setattr(commit_module, "hash_file", counting)
     with store.lease("t") as lease, store.staging(lease) as staging:
         for name in ("told", "changed", "new"):
             (staging.out / name).write_text(name)
@@ -113,7 +113,7 @@ def test_ingest_copies_once_and_seals_without_reading(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A local file comes in hashed; sealing then only links."""
-    monkeypatch.setattr(store_module, "hash_file", None)
+    monkeypatch.setattr(commit_module, "hash_file", None)
     (tmp_path / "m.gguf").write_bytes(b"weights" * 1000)
     with store.lease("t") as lease, store.staging(lease) as staging:
         assert store.ingest(tmp_path / "m.gguf", staging, "sub/m.gguf") == sha(b"weights" * 1000)
@@ -342,7 +342,7 @@ def test_a_full_disk_fails_cleanly_and_a_retry_works(
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
         if where == "index":
-            patch.setattr(store_module, "_insert_object", full)
+            patch.setattr(commit_module, "insert_object", full)
         elif where == "rename":
             patch.setattr(Path, "rename", _only_into_objects(full, Path.rename))
         else:

@@ -15,16 +15,10 @@ from mmadmin.core.errors import Conflict, InvalidInput, NotFound, StoreCorrupt, 
 from mmadmin.core.planner import plan
 from mmadmin.core.store import Store
 from mmadmin.core.store.claims import Claim, SigningKey, Trust, claim_from_bytes
+from mmadmin.core.store.depot import Folder, bytes_path, claim_path, record_path
 from mmadmin.core.store.ingest import Progress
-from mmadmin.core.store.substitute import (
-    Folder,
-    Substituter,
-    bytes_path,
-    claim_path,
-    push,
-    record_path,
-    trust_from_json,
-)
+from mmadmin.core.store.push import push
+from mmadmin.core.store.substitute import Substituter, trust_from_json
 from tests.core.workshop import Shop, Watch, add, damage, pin, step, tools_for
 
 ALICE, BOB, EVE = (SigningKey.generate(name) for name in ("alice", "bob", "eve"))

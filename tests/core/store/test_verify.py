@@ -11,7 +11,8 @@ import pytest
 from mmadmin.core.errors import NotFound, SourceUnavailable, StoreCorrupt
 from mmadmin.core.store import Entry, Store, StoreObject
 from mmadmin.core.store.ingest import hash_file
-from mmadmin.core.store.verify import repair, require_intact, verify
+from mmadmin.core.store.repair import repair
+from mmadmin.core.store.verify import require_intact, verify
 from tests.core.workshop import add, damage
 
 

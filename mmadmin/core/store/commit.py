@@ -1,0 +1,181 @@
+"""The commit of an attempt: what becomes an object, step by step.
+
+Hash what is not known → object lock → look again → final modes and times, files flushed → blobs
+linked, folders sealed → one rename → record → one index transaction. A process that is killed in
+between leaves a path without a row, which is garbage.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mmadmin.core.derivation import Derivation
+from mmadmin.core.store import tree
+from mmadmin.core.store.files import EPOCH, fsync_path, stamp
+from mmadmin.core.store.ingest import Progress, hash_file
+from mmadmin.core.store.locks import file_lock
+from mmadmin.core.store.records import Realisation, StoreObject
+from mmadmin.core.store.rows import insert_derivation, insert_object, insert_realisation
+from mmadmin.core.store.staging import Staging
+from mmadmin.core.store.tree import Entry
+
+if TYPE_CHECKING:
+    from mmadmin.core.store.store import Store
+
+
+def hash_tree(staging: Staging, known: Mapping[str, str], progress: Progress) -> tuple[Entry, ...]:
+    """The entries of an attempt's output; reads only files whose digest nobody told."""
+    entries = []
+    for found in tree.scan(staging.out):
+        if found.kind == "link":
+            entries.append(Entry(found.path, "link", target=found.target))
+        elif found.kind == "dir":
+            entries.append(Entry(found.path, "dir"))
+        else:
+            path = staging.out / found.path
+            sha256 = known.get(found.path) or staging.known(path, found.stat)
+            size = found.stat.st_size
+            if sha256 is None:
+                sha256, size = hash_file(path, progress=progress)
+            entries.append(Entry(found.path, executable=found.executable, size=size, sha256=sha256))
+    return tuple(entries)
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """One object on its way into the store."""
+
+    store: Store
+    staging: Staging
+    name: str
+    entries: tuple[Entry, ...]
+    refs: tuple[str, ...]
+    realise: Callable[[str], Realisation] | None = None
+    derivation: Derivation | None = None
+
+    def run(self) -> StoreObject:
+        """Make it an object, or take the same one that is there."""
+        store = self.store
+        with store.lock(f"object-{self.name[:64]}", owner=self.staging.lease.owner):
+            gone = store.protect(self.staging.lease, [self.name])
+            here = None if gone else store.object(self.name)
+            if here is None:
+                self._canonicalise()
+                store.after("flushed")
+            with file_lock(store.layout.lock("gc"), shared=True):
+                store.after("committing")
+                found = self._place() if here is None else self._with_more_refs(here)
+                self._describe(found)
+        store.after("unlocked")
+        return found
+
+    def _place(self) -> StoreObject:
+        """Link the files, and let the folder appear by one rename."""
+        store = self.store
+        self._link_blobs()
+        store.after("linked")
+        target = store.object_path(self.name)
+        if target.exists():  # a path without a row: an earlier attempt was killed
+            store.discard(target)
+        self.staging.out.rename(target)
+        store.after("renamed")
+        target.chmod(0o555)
+        os.utime(target, EPOCH)
+        fsync_path(target)
+        size = tree.total_size(self.entries)
+        return StoreObject(
+            self.name, self.name[:64], size, self.entries, self.refs, target, int(time.time())
+        )
+
+    def _with_more_refs(self, here: StoreObject) -> StoreObject:
+        """What is there, needing also what this attempt says: the collector errs on keeping."""
+        refs = tuple(sorted({*self.refs, *here.refs}))
+        return replace(here, refs=refs)
+
+    def _describe(self, found: StoreObject) -> None:
+        """Record, claim, and the one transaction from which on it counts."""
+        store = self.store
+        store.rewrite_record(found)
+        store.after("described")
+        realisation = self.realise(self.name) if self.realise else None
+        if realisation is not None:
+            store.write_realisation(realisation, self.derivation)
+            store.after("claimed")
+        with store.index.write() as index:
+            insert_object(index, found)
+            if realisation is not None:
+                insert_realisation(index, realisation)
+            if self.derivation is not None:
+                insert_derivation(index, self.derivation.digest, self.derivation.as_json())
+        store.after("indexed")
+
+    def _canonicalise(self) -> None:
+        """Final modes and times, everything flushed: files first, then folders, inside out."""
+        for entry in self.entries:
+            if entry.kind == "file":
+                path = self.staging.out / entry.path
+                path.chmod(0o555 if entry.executable else 0o444)
+                stamp(path)
+                fsync_path(path)
+            elif entry.kind == "link":
+                os.utime(self.staging.out / entry.path, EPOCH, follow_symlinks=False)
+
+    def _link_blobs(self) -> None:
+        """Give every file its blob, or take the blob that is there; then seal the folders."""
+        folders = set()
+        for entry in self.entries:
+            if entry.kind != "file":
+                continue
+            path = self.staging.out / entry.path
+            blob = self.store.layout.blob(entry.sha256, executable=entry.executable)
+            blob.parent.mkdir(exist_ok=True)
+            if _share(path, blob, entry, self.staging.scratch):
+                folders.add(blob.parent)
+            self.store.after("blob")
+        for folder in folders:
+            fsync_path(folder)
+        for entry in sorted(self.entries, reverse=True):
+            if entry.kind == "dir":
+                path = self.staging.out / entry.path
+                path.chmod(0o555)
+                os.utime(path, EPOCH)
+                fsync_path(path)
+        fsync_path(self.staging.out)
+
+
+def _share(path: Path, blob: Path, entry: Entry, scratch: Path) -> bool:
+    """One inode for the file and its blob; True when the blob is new."""
+    try:
+        os.link(path, blob)
+    except FileExistsError:
+        pass
+    except OSError as error:
+        if error.errno != errno.EMLINK:
+            raise
+        return False  # this inode has all the links it can have: the file stays its own
+    else:
+        return True
+    there = blob.stat()
+    if os.path.samestat(there, path.stat()):
+        return False
+    temporary = scratch / uuid.uuid4().hex
+    if there.st_size != entry.size:  # a damaged blob: ours is right
+        os.link(path, temporary)
+        temporary.replace(blob)
+        return True
+    try:
+        os.link(blob, temporary)
+    except OSError as error:
+        if error.errno != errno.EMLINK:
+            raise
+        return False
+    # the folder may be read-only for us only after it is sealed, which comes later
+    temporary.replace(path)
+    return False

@@ -1,0 +1,152 @@
+"""Depots: places with the layout by which stores exchange objects.
+
+    realisations/<resolved key>.json    signed claims (`claims.Claim`)
+    objects/<hash>-<name>.json          what an object holds (the store's own record)
+    blobs/sha256/ab/<hex>               bytes
+
+A folder, or the same folder behind any static web server, is one. What is missing is a miss.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from mmadmin.core.errors import SourceUnavailable
+from mmadmin.core.store.files import fsync_path
+from mmadmin.core.store.ingest import Progress, copy_hashing, silent
+from mmadmin.core.store.tree import Entry
+
+Say = Callable[[str], None]
+
+
+def quiet(line: str) -> None:
+    """Say nothing."""
+
+
+def claim_path(resolved_key: str) -> str:
+    """Where a depot has the claim of a step."""
+    return f"realisations/{resolved_key}.json"
+
+
+def record_path(name: str) -> str:
+    """Where a depot has what an object holds."""
+    return f"objects/{name}.json"
+
+
+def bytes_path(sha256: str) -> str:
+    """Where a depot has a file's bytes."""
+    return f"blobs/sha256/{sha256[:2]}/{sha256}"
+
+
+class Depot(Protocol):
+    """A place to pull from. Methods block; both raise `SourceUnavailable` when it is down."""
+
+    @property
+    def label(self) -> str:
+        """What a person calls it."""
+        ...
+
+    def read(self, path: str) -> bytes | None:
+        """A small file; None when it is not there."""
+        ...
+
+    def fetch(self, path: str, part: Path, size: int, progress: Progress) -> str | None:
+        """Complete `part`, which may hold a beginning already; its sha256, None when not there.
+
+        The caller compares it. A part stays when it is interrupted, to be gone on with.
+        """
+        ...
+
+
+class WritableDepot(Depot, Protocol):
+    """A place to push to."""
+
+    def has(self, path: str, size: int) -> bool:
+        """True when a file of that size is there."""
+        ...
+
+    def write(self, path: str, data: bytes) -> None:
+        """Put a small file there, at once: old or new, never a part."""
+        ...
+
+    def put(self, path: str, source: Path, progress: Progress) -> None:
+        """Put a large file there; it appears when it is whole."""
+        ...
+
+
+class Folder:
+    """A depot in a folder."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    @property
+    def label(self) -> str:
+        """Its path."""
+        return str(self.root)
+
+    def read(self, path: str) -> bytes | None:
+        """A small file; None when it is not there."""
+        try:
+            return (self.root / path).read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise SourceUnavailable(f"{self.root / path}: {error.strerror}") from error
+
+    def fetch(self, path: str, part: Path, size: int, progress: Progress) -> str | None:
+        """Copy a file; a part of an earlier attempt is begun anew, as copying is cheap."""
+        del size
+        part.unlink(missing_ok=True)
+        try:
+            return copy_hashing(self.root / path, part, progress=progress)[0]
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def has(self, path: str, size: int) -> bool:
+        """True when a file of that size is there."""
+        try:
+            return (self.root / path).stat().st_size == size
+        except FileNotFoundError:
+            return False
+
+    def write(self, path: str, data: bytes) -> None:
+        """Put a small file there by one rename."""
+        target = self.root / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = target.with_name(f".{uuid.uuid4().hex}.new")
+        temporary.write_bytes(data)
+        fsync_path(temporary)
+        temporary.rename(target)
+
+    def put(self, path: str, source: Path, progress: Progress) -> None:
+        """Put a large file there by copy and rename."""
+        target = self.root / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = target.with_name(f".{uuid.uuid4().hex}.new")
+        try:
+            copy_hashing(source, temporary, progress=progress)
+            temporary.rename(target)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+class DepotSource:
+    """Gets damaged files back from a depot; a `verify.BlobSource`."""
+
+    def __init__(self, depot: Depot, progress: Progress = silent) -> None:
+        self.depot = depot
+        self.progress = progress
+
+    @property
+    def label(self) -> str:
+        """The depot."""
+        return self.depot.label
+
+    def get(self, want: Entry, owner: str, to: Path) -> bool:
+        """Fetch the bytes; the caller checks them."""
+        del owner
+        return self.depot.fetch(bytes_path(want.sha256), to, want.size, self.progress) is not None

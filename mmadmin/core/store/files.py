@@ -1,0 +1,77 @@
+"""The few moves on files that the store is made of; each leaves old or new, never a part."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import uuid
+from contextlib import suppress
+from pathlib import Path
+
+EPOCH = (1, 1)
+"""Access and modification time of everything in an object."""
+
+
+def fsync_path(path: Path) -> None:
+    """Flush a file or a folder to the disk."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def stamp(path: Path) -> None:
+    """Set the times; not written when they are right, so that a shared inode is left alone."""
+    if path.stat().st_mtime_ns != EPOCH[1] * 10**9:
+        os.utime(path, EPOCH)
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Replace a small file at once: the old content or the new, never a part."""
+    temporary = path.with_name(f".{uuid.uuid4().hex}.new")
+    try:
+        with temporary.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.rename(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    fsync_path(path.parent)
+
+
+def take_blob(blob: Path, size: int, target: Path) -> bool:
+    """Link a blob to a new path; False when it is not there or not whole."""
+    try:
+        if blob.stat().st_size != size:
+            return False
+        target.parent.mkdir(parents=True, exist_ok=True)
+        link_or_copy(blob, target)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def link_or_copy(source: Path, target: Path) -> None:
+    """Link where the file system allows, else copy with mode and times."""
+    try:
+        os.link(source, target)
+    except OSError as error:
+        if error.errno not in {errno.EMLINK, errno.EXDEV}:
+            raise
+        shutil.copy2(source, target)
+
+
+def unlink_tree(path: Path) -> None:
+    """Unlink a file or a folder that may hold read-only folders; forgives what vanishes."""
+    with suppress(FileNotFoundError):
+        if path.is_symlink() or not path.is_dir():
+            path.unlink()
+            return
+        path.chmod(0o755)
+        for below in list(path.iterdir()):
+            unlink_tree(below)
+        path.rmdir()

@@ -1,0 +1,134 @@
+"""Putting objects into a depot: bytes, then records, then claims."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from mmadmin.core.canonical import canonical
+from mmadmin.core.errors import Conflict, NotFound
+from mmadmin.core.store.claims import Claim, SigningKey, claim_from_bytes
+from mmadmin.core.store.depot import (
+    Say,
+    WritableDepot,
+    bytes_path,
+    claim_path,
+    quiet,
+    record_path,
+)
+from mmadmin.core.store.ingest import Progress, silent
+from mmadmin.core.store.records import Realisation, StoreObject
+from mmadmin.core.store.store import Store
+from mmadmin.core.store.tree import Entry
+
+
+@dataclass(frozen=True, slots=True)
+class Pushed:
+    """What a push did."""
+
+    objects: int
+    claims: int
+    blobs: int
+    sent_bytes: int
+
+
+def push(
+    store: Store,
+    names: Iterable[str],
+    depot: WritableDepot,
+    *,
+    signer: SigningKey | None = None,
+    progress: Progress = silent,
+    say: Say = quiet,
+) -> Pushed:
+    """Put objects with all they need into a depot: blobs, then records, then claims.
+
+    What is there already is not sent again, so an interrupted push goes on where it was. Claims
+    of the steps that led there go along, so that another store can follow them; without a
+    `signer` no claims are made.
+    """
+    wanted = sorted({name for given in names for name in store.closure(given)})
+    blobs = sent = 0
+    with store.lease("push") as lease:
+        if gone := store.protect(lease, wanted):
+            raise NotFound(f"the store has no object {gone[0]}")
+        objects = [_object(store, name) for name in wanted]
+        for found in objects:
+            for entry in _distinct(found):
+                if not depot.has(bytes_path(entry.sha256), entry.size):
+                    say(f"{entry.path} of {found.name}")
+                    blob = store.blob_path(entry.sha256, executable=entry.executable)
+                    source = blob if blob.exists() else found.path / entry.path
+                    depot.put(bytes_path(entry.sha256), source, progress)
+                    blobs += 1
+                    sent += entry.size
+        for found in objects:
+            record = canonical(store.record_of(found))
+            if not depot.has(record_path(found.name), len(record)):
+                depot.write(record_path(found.name), record)
+        claims = _push_claims(store, wanted, depot, signer) if signer else 0
+    return Pushed(len(objects), claims, blobs, sent)
+
+
+def _push_claims(
+    store: Store, names: Iterable[str], depot: WritableDepot, signer: SigningKey
+) -> int:
+    done: set[str] = set()
+    todo = [record for name in names for record in store.realisations_of(name)]
+    while todo:
+        record = todo.pop()
+        if record.resolved_key in done:
+            continue
+        done.add(record.resolved_key)
+        todo.extend(_steps_below(store, record))
+        claim = signer.sign(claim_of(store, record))
+        data = depot.read(claim_path(record.resolved_key))
+        if data is not None:
+            there = claim_from_bytes(data, record.resolved_key)
+            if not there.says_same(claim):
+                raise Conflict(
+                    f"{depot.label} says that {record.object[65:]} came out as "
+                    f"{there.object[:12]}, here it came out as {record.object[:12]}",
+                    remedy="the step is not reproducible: compare with `mm build --check`",
+                )
+            claim = replace(claim, signatures={**there.signatures, **claim.signatures})
+        depot.write(claim_path(record.resolved_key), claim.as_bytes())
+    return len(done)
+
+
+def _steps_below(store: Store, record: Realisation) -> list[Realisation]:
+    """Records of the steps that a realised step was built from."""
+    row = store.derivation(record.derivation)
+    inputs = row.get("inputs") if isinstance(row, dict) else None
+    found = []
+    for digest in inputs.values() if isinstance(inputs, dict) else ():
+        found.extend(store.realisations_by(str(digest)))
+    return found
+
+
+def claim_of(store: Store, record: Realisation) -> Claim:
+    """The claim that a record makes, not signed yet."""
+    closure: dict[str, tuple[str, ...]] = {}
+    size = 0
+    todo = [record.object]
+    while todo:
+        name = todo.pop()
+        found = store.recorded(name)
+        refs = found.refs if found else ()
+        if name not in closure:
+            closure[name] = refs
+            todo.extend(refs)
+        if name == record.object and found:
+            size = found.size
+    return Claim(record.resolved_key, record.derivation, record.object, size, closure)
+
+
+def _object(store: Store, name: str) -> StoreObject:
+    found = store.object(name)
+    if found is None:
+        raise NotFound(f"the store has no object {name}")
+    return found
+
+
+def _distinct(found: StoreObject) -> list[Entry]:
+    return list({e.sha256: e for e in found.files if e.kind == "file"}.values())
