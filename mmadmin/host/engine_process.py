@@ -42,7 +42,7 @@ PRIORITY = 15
 """After the broker, before the gate: what stops last-started first lets the gate finish its
 streams while the engines still run."""
 HELP_S = 60.0
-"""A GPU build may look at its devices before it prints its options."""
+"""What a built engine may take to list its options."""
 _OPTION = re.compile(r"(?<![\w-])--[a-z0-9][a-z0-9.-]*")
 PROJECT = Path(__file__).resolve().parent.parent.parent
 
@@ -203,7 +203,8 @@ def check_command(launch: LaunchSpec) -> None:
             capture_output=True,
             text=True,
             errors="replace",
-            env={"PATH": os.environ.get("PATH", ""), **launch.env},
+            # No GPU is woken for a list of options: that alone can take seconds.
+            env={"PATH": os.environ.get("PATH", ""), **launch.env, "CUDA_VISIBLE_DEVICES": ""},
             timeout=HELP_S,
             check=False,
         )
