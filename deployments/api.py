@@ -254,6 +254,13 @@ def mark(request: HttpRequest, name: str, number: int, body: s.MarkIn) -> Any:
     return s.GenerationDetailOut.of_row(queries.generation(who(request), name, number))
 
 
+@deployments.post("/{name}/generations/{int:number}/rebuild", response={202: s.BuildOut, **ERRORS})
+def rebuild(request: HttpRequest, name: str, number: int) -> Any:
+    """Make a generation's objects again from its own record, to the same hashes."""
+    build = actions.rebuild(who(request), name, number)
+    return Status(202, s.BuildOut.of(queries.build(who(request), build.pk)))
+
+
 # --- builds and activations
 
 

@@ -13,6 +13,7 @@ from deployments.actions.deploying import (
     deploy,
     import_generation,
     plan,
+    rebuild,
     retry_build,
 )
 from deployments.actions.keeping import archive, configure, mark, pin
@@ -55,6 +56,7 @@ __all__ = [
     "pin",
     "plan",
     "playground_key",
+    "rebuild",
     "require",
     "retry_build",
     "revoke_key",

@@ -12,7 +12,7 @@ from django.utils import timezone
 
 from deployments import feed
 from deployments.actions.acting import audit, require
-from deployments.actions.finding import ACTIVE_JOB
+from deployments.actions.finding import ACTIVE_JOB, generation_of, locked_deployment
 from deployments.models import (
     Browse,
     Build,
@@ -261,6 +261,31 @@ def retry_build(actor: User, build_id: int) -> Build:
             build=again.pk,
         )
     return again
+
+
+def rebuild(actor: User, name: str, number: int) -> Build:
+    """Make a generation's objects again from its own record, to the same hashes.
+
+    For one whose objects were let go, or were damaged. Its state does not change.
+    """
+    require(actor, Role.OPERATOR)
+    with transaction.atomic():
+        generation = generation_of(locked_deployment(name), number)
+        if not generation.system or generation.graph is None:
+            raise Conflict(
+                f"{generation.uid} was never built", remedy="retry its build, or deploy it again"
+            )
+        if generation.builds.filter(state__in=ACTIVE_JOB).exists():
+            raise Conflict(f"{generation.uid} is being built already")
+        build = _queue_build(actor, generation, activate=False)
+        audit(
+            actor,
+            "build.again",
+            f"generation:{generation.uid}",
+            f"objects of {generation.uid} again",
+            build=build.pk,
+        )
+    return build
 
 
 def cancel_build(actor: User, build_id: int) -> Build:

@@ -27,7 +27,6 @@ from deployments.jobs import gates, lease, states
 from deployments.jobs.recorder import Ended, Recorder
 from deployments.models import (
     Activation,
-    ActivationKind,
     Deployment,
     Generation,
     Replica,
@@ -203,12 +202,7 @@ class Walker:
             as_json = error.as_json()
         else:
             log.error("activation %s", self.activation.pk, exc_info=error)
-            as_json = {
-                "code": "errored",
-                "message": f"an error in mmadmin itself: {type(error).__name__}: {error}",
-                "remedy": "see the worker's log for the traceback, and report it",
-                "details": {},
-            }
+            as_json = states.bug(error)
         self.recorder.log(f"failed: {states.words(as_json)}")
         back = turn_back(walk)
         lease.write(self.activation, undoing=True, error=as_json, phase=back.phase)
@@ -282,7 +276,7 @@ class Walker:
         with lease.fenced(self.activation):
             states.advance(target.pk, GenerationState.PROBING, **self._by())
         replica = self._replica_of(target)
-        if self.activation.kind == ActivationKind.ROLLBACK and target.probe_report:
+        if (target.probe_report or {}).get("ok"):  # it does not change: what it showed holds
             self._prove(replica, target, wanted=None)
             return
         try:

@@ -31,8 +31,14 @@ from deployments.models import (
 )
 from deployments.queue import enqueue_on_commit
 from mmadmin.core.builder import RootClaim, StepTools, realise
-from mmadmin.core.derivation import Derivation, graph_to_json, topological
-from mmadmin.core.errors import Cancelled, LeaseLost, MmError, SourceUnavailable
+from mmadmin.core.derivation import Derivation, graph_from_json, graph_to_json, topological
+from mmadmin.core.errors import (
+    Cancelled,
+    DigestMismatch,
+    LeaseLost,
+    MmError,
+    SourceUnavailable,
+)
 from mmadmin.core.facts import HostFacts
 from mmadmin.core.lifecycle import GenerationState
 from mmadmin.core.lock import Lock, lock_as_json, lock_from_json
@@ -43,6 +49,7 @@ from mmadmin.core.store import Staging, Store, StoreObject
 from mmadmin.core.store.substitute import Substituter
 
 STATE_OF_ACTION = {"cached": StepState.CACHED}
+FAILED = (GenerationState.FAILED,)
 NOT_NEEDED = "not needed: its inputs came out as before"
 
 
@@ -125,7 +132,7 @@ def run(recorder: Recorder[Build], hands: Hands) -> None:
             states.advance(
                 generation.pk,
                 GenerationState.BUILDING,
-                only_from=(GenerationState.PLANNED, GenerationState.FAILED),
+                only_from=(GenerationState.PLANNED, *([] if generation.system else FAILED)),
                 actor_id=build.actor_id,
                 reason=generation.reason,
             )
@@ -134,7 +141,11 @@ def run(recorder: Recorder[Build], hands: Hands) -> None:
     lock = _lock(recorder, hands, spec)
     recorder.phase("planning")
     facts = hands.facts()
-    goal = hands.goal(spec, lock, facts)
+    again = generation is not None and bool(generation.system)
+    if generation is not None and again:
+        goal = graph_from_json(generation.graph)  # what it was made of, whatever the host is now
+    else:
+        goal = hands.goal(spec, lock, facts)
     store = hands.store()
     with hands.substituter(store, recorder.log) as elsewhere:
         planned = plan(goal, store, hands.recipe, elsewhere)
@@ -144,7 +155,7 @@ def run(recorder: Recorder[Build], hands: Hands) -> None:
     with lease.fenced(build):
         Build.objects.filter(pk=build.pk).update(plan=as_json)
         _write_steps(build, goal, planned)
-        if generation is not None:
+        if generation is not None and not again:
             Generation.objects.filter(pk=generation.pk).update(
                 graph=graph_to_json(goal), host_facts=facts.as_json()
             )
@@ -152,7 +163,21 @@ def run(recorder: Recorder[Build], hands: Hands) -> None:
     if generation is not None:
         recorder.phase("building")
         system = _realise(recorder, hands, goal, store, generation)
+        if again:
+            _compare(generation, system)
+            return
         _finish(recorder, generation, system, hands.describe(system))
+
+
+def _compare(generation: Generation, system: str) -> None:
+    """What was built again must be what it was."""
+    if system != generation.system:
+        raise DigestMismatch(
+            f"{generation.uid} came out as {system} instead of {generation.system}",
+            remedy="a step does not make the same bytes twice: `mm build --check` says which",
+            expected=generation.system,
+            actual=system,
+        )
 
 
 def _forecast(recorder: Recorder[Build], hands: Hands, spec: Spec, lock: Lock) -> Any:

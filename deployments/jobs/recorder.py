@@ -17,7 +17,7 @@ from typing import Any, Generic
 
 from django.db import DatabaseError, connection
 
-from deployments.jobs import lease
+from deployments.jobs import lease, states
 from deployments.jobs.lease import J
 from deployments.models import Activation, Browse, Build, BuildStep, LogChunk
 from mmadmin.core.errors import Cancelled, MmError
@@ -233,13 +233,7 @@ def recording(model: type[J], job_id: int) -> Iterator[Recorder[J] | None]:
         state, error = JobState.FAILED, failed.as_json()
     except Exception as bug:
         log.exception("%s %s", model.__name__, job_id)
-        state = JobState.ERRORED
-        error = {
-            "code": "errored",
-            "message": f"an error in mmadmin itself: {type(bug).__name__}: {bug}",
-            "remedy": "see the worker's log for the traceback, and report it",
-            "details": {},
-        }
+        state, error = JobState.ERRORED, states.bug(bug)
     finally:
         recorder.stop()
     if recorder.is_lost:

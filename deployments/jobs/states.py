@@ -58,3 +58,13 @@ def words(error: Mapping[str, Any] | None) -> str:
         return ""
     remedy = error.get("remedy")
     return f"{error['message']} ({remedy})" if remedy else str(error["message"])
+
+
+def bug(error: BaseException) -> dict[str, Any]:
+    """An error of mmadmin's own, in the shape of an `MmError`; its traceback is in the log."""
+    return {
+        "code": "errored",
+        "message": f"an error in mmadmin itself: {type(error).__name__}: {error}",
+        "remedy": "see the worker's log for the traceback, and report it",
+        "details": {},
+    }

@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -100,7 +101,8 @@ class ToyRecipe:
         return [FixedFile("result", sha256(content).hexdigest(), len(content))]
 
     def content(self, params: Params) -> str:
-        return json.dumps({"kind": self.kind, "params": str(dict(params))})
+        other = {"other": 1} if told("other") else {}
+        return json.dumps({"kind": self.kind, "params": str(dict(params))} | other)
 
     def build(self, params: Params, inputs: Mapping[str, Path], out: Path, tools: Toolbox) -> None:
         note(f"begin {self.kind} {os.getpid()}")
@@ -154,7 +156,7 @@ class ToyMachine:
         return Store(settings.HOME.store, floor_bytes=0)
 
     def facts(self) -> HostFacts:
-        return FACTS
+        return replace(FACTS, **told("facts", {}))
 
     def resolve(self, spec: Spec, previous: Lock | None, log: Callable[[str], None]) -> Lock:
         note("resolve")
@@ -166,7 +168,7 @@ class ToyMachine:
     def goal(self, spec: Spec, lock: Lock, facts: HostFacts) -> Derivation:
         engine = Derivation("llama", "toy-engine", 1, {}, {})
         model = Derivation("smol", "toy-model", 1, {}, {})
-        options = {"context": spec.serve["context"]}
+        options = {"context": spec.serve["context"], "compiler": facts.compiler}
         return Derivation("system", "toy-system", 1, options, {"engine": engine, "model": model})
 
     def recipe(self, kind: str) -> Recipe:
@@ -261,7 +263,7 @@ class ToyMachine:
                 remedy="read its log",
                 report={"completion": "none"},
             )
-        return {"completion": "ok", "whole": wanted is not None}
+        return {"ok": True, "whole": wanted is not None}
 
     def process(self, replica: Replica) -> tuple[int, float] | None:
         return (1, 1.0) if replica.uid in told("engines", {}) else None

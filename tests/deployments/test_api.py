@@ -55,7 +55,7 @@ def world(people: People) -> World:
     for number, state in ((1, "retired"), (2, "live"), (3, "failed")):
         generation = actions.deploy(people.bob, spec(context=1024 * number), reason=f"r{number}")
         system = f"{number:064}-system" if number < 3 else ""
-        Generation.objects.filter(pk=generation.pk).update(state=state, system=system)
+        Generation.objects.filter(pk=generation.pk).update(state=state, system=system, graph={"derivations": {}})
         build = generation.builds.get()
         ended = JobState.SUCCEEDED if number < 3 else JobState.FAILED
         error = {"code": "failed", "message": "no", "remedy": "", "details": {}}
@@ -131,6 +131,7 @@ ENDPOINTS: list[tuple[str, str, Any, int, Role]] = [
     ("POST", "/deployments/smol/archive", {"on": False}, 200, OPR),
     ("POST", "/deployments/smol/generations/1/pin", {"on": True}, 200, OPR),
     ("POST", "/deployments/smol/generations/1/mark", {"mark": "good"}, 200, OPR),
+    ("POST", "/deployments/smol/generations/1/rebuild", None, 202, OPR),
     ("POST", "/plans", {"spec_toml": spec()}, 202, OPR),
     ("POST", "/browses", {"repo": "owner/name"}, 202, OPR),
     ("GET", "/browses/{browse}", None, 200, OPR),

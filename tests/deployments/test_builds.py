@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 from django.db import connections
@@ -16,6 +17,7 @@ from deployments.jobs import lease, sweeper
 from deployments.jobs.recorder import recording
 from deployments.models import Build, BuildStep, Generation, LogChunk, StepState, Transition
 from mmadmin.core.errors import Conflict, InvalidInput, LeaseLost
+from mmadmin.core.home import Home
 from mmadmin.core.lifecycle import GenerationState, JobState
 from tests.deployments import machines
 from tests.deployments.conftest import People, use_broker
@@ -337,3 +339,30 @@ def test_an_import_is_a_built_generation(people: People) -> None:
     assert (brought.number, brought.state) == (2, GenerationState.BUILT)
     assert not brought.builds.exists()
     assert actions.activate(people.bob, "smol", 2).target == brought
+
+
+def test_an_earlier_generation_is_made_again_on_an_empty_store(
+    people: People, settings, tmp_path: Path
+) -> None:
+    """From its own record, on a host that is another one now: the same hashes, the same state."""
+    generation, build = deployed(people)
+    tasks.run_build(build.pk)
+    generation.refresh_from_db()
+    settings.HOME = Home(tmp_path / "elsewhere")
+    machines.tell("facts", {"compiler": "gcc-99"})
+    assert machines.ToyMachine().store().object(generation.system) is None
+    again = actions.rebuild(people.bob, "smol", 1)
+    tasks.run_build(again.pk)
+    again.refresh_from_db()
+    assert (again.state, again.error) == (JobState.SUCCEEDED, None)
+    assert machines.ToyMachine().store().object(generation.system) is not None
+    before, recorded = generation.state, generation.host_facts
+    generation.refresh_from_db()
+    assert (generation.state, generation.host_facts) == (before, recorded)
+    machines.tell("other", value=True)
+    settings.HOME = Home(tmp_path / "third")
+    machines.tell("other", value=True)
+    differs = actions.rebuild(people.bob, "smol", 1)
+    tasks.run_build(differs.pk)
+    differs.refresh_from_db()
+    assert differs.error["code"] == "digest_mismatch"
