@@ -41,6 +41,8 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
 CLIENT_LEFT = 499
+BODIES_AT_ONCE = 16
+"""A worker holds at most so many bodies of the largest size."""
 _CLIENT_ID = re.compile(rb"[!-~]{1,128}")
 _FORM_MODEL = re.compile(rb'name="?model"?\r\n(?:[^\r\n]+\r\n)*\r\n([^\r\n]{1,256})\r\n--')
 _JSON = (b"content-type", b"application/json")
@@ -80,6 +82,8 @@ class Gate:
         """By replica uid."""
         self.changed = asyncio.Event()
         """Set when the presence ought to be told anew at once."""
+        self.body_bytes = 0
+        """Of all requests that are held now."""
         self.stopping = False
         self._relay = Relay(self)
         self._id_head = "req_" + secrets.token_hex(8)
@@ -108,15 +112,18 @@ class Gate:
             turnstile.open = route.mode == "open" and bool(route.replicas)
             for replica in route.replicas:
                 known = self.upstreams.get(replica.uid)
-                wanted[replica.uid] = known or Upstream(
-                    uid=replica.uid,
-                    url=replica.url,
-                    secret=engine_secret(self.settings.engine_master, replica.uid),
-                    slots=replica.slots,
-                )
+                if known is None or known.url != replica.url:
+                    known = Upstream(
+                        uid=replica.uid,
+                        url=replica.url,
+                        secret=engine_secret(self.settings.engine_master, replica.uid),
+                        slots=replica.slots,
+                    )
+                known.slots = max(replica.slots, 1)
+                wanted[replica.uid] = known
         for uid, upstream in self.upstreams.items():
-            if uid not in wanted:
-                upstream.close_idle(all_of_them=True)
+            if wanted.get(uid) is not upstream:
+                upstream.retire()
         self.upstreams = wanted
         for flight in tuple(self.flights.values()):
             self._judge(flight)
@@ -168,6 +175,7 @@ class Gate:
             await self._refuse(flight, broken, dialect, send, outcome="failed")
         finally:
             flight.forget_connection()
+            self.body_bytes -= flight.body_bytes
             self.flights.pop(flight.request_id, None)
             if not flight.settled:
                 self.settle(flight, CLIENT_LEFT, "cancelled")
@@ -228,10 +236,32 @@ class Gate:
                 raise Refusal(415, "Send the request body without Content-Encoding.")
             elif name == b"x-client-request-id" and _CLIENT_ID.fullmatch(value):
                 flight.client_request_id = value.decode()
-        body = await _read_body(receive, limit)
-        flight.body_bytes = len(body)
+        body = await self._read_body(flight, receive, limit)
         flight.receive = receive
         return body, passed_on
+
+    async def _read_body(self, flight: Flight, receive: Receive, limit: int) -> bytes:
+        """The whole body; `Gone` when the client leaves, `Refusal` when it is too large."""
+        parts: list[bytes] = []
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise Gone
+            part = message.get("body", b"")
+            parts.append(part)
+            flight.body_bytes += len(part)
+            self.body_bytes += len(part)
+            if flight.body_bytes > limit:
+                raise _too_large(limit)
+            if self.body_bytes > limit * BODIES_AT_ONCE:
+                raise Refusal(
+                    503,
+                    "The gateway holds too many large requests.",
+                    reason="overloaded",
+                    retry_after_s=5,
+                )
+            if not message.get("more_body"):
+                return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def _route(self, flight: Flight, key: KeyRecord, name: object) -> Route:
         """The route of a model name, as far as the key may know."""
@@ -394,23 +424,6 @@ class Gate:
 
     def _lines(self) -> dict[str, tuple[int, int]]:
         return {name: (stile.running, stile.waiting) for name, stile in self.turnstiles.items()}
-
-
-async def _read_body(receive: Receive, limit: int) -> bytes:
-    """The whole body; `Gone` when the client leaves, `Refusal` when it is too large."""
-    parts: list[bytes] = []
-    size = 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise Gone
-        part = message.get("body", b"")
-        size += len(part)
-        if size > limit:
-            raise _too_large(limit)
-        parts.append(part)
-        if not message.get("more_body"):
-            return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 def _answers(route: Route) -> bool:

@@ -21,6 +21,8 @@ import httptools
 CONNECT_TIMEOUT_S = 5.0
 IDLE_LIMIT_S = 4.0
 """llama-server closes a connection that is idle for 5 s; ours goes first."""
+IDLE_AT_LEAST = 4
+"""Connections kept for a replica, however few slots it has."""
 HIGH_WATER_BYTES = 256 * 1024
 LOW_WATER_BYTES = 64 * 1024
 HEAD_LIMIT_BYTES = 256 * 1024
@@ -235,14 +237,28 @@ class Connection(asyncio.Protocol):
 class Upstream:
     """One replica: its address, its credential, its idle connections."""
 
-    __slots__ = ("_host", "_idle", "_loop", "_port", "_tls", "head", "running", "slots", "uid")
+    __slots__ = (
+        "_host",
+        "_idle",
+        "_loop",
+        "_port",
+        "_retired",
+        "_tls",
+        "head",
+        "running",
+        "slots",
+        "uid",
+        "url",
+    )
 
     def __init__(self, *, uid: str, url: str, secret: str, slots: int) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"{url!r} is no http address")
         self.uid = uid
+        self.url = url
         self.slots = max(slots, 1)
+        self._retired = False
         self.running = 0
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
         self._host = parts.hostname
@@ -277,15 +293,21 @@ class Upstream:
 
     def give_back(self, connection: Connection) -> None:
         """Keep it for the next request, or close it when it cannot be used again."""
-        if connection.usable and len(self._idle) < max(self.slots, 4):
+        keep = connection.usable and not self._retired
+        if keep and len(self._idle) < max(self.slots, IDLE_AT_LEAST):
             connection.idle_since = self._loop.time()
             self._idle.append(connection)
         else:
             connection.abort()
 
+    def retire(self) -> None:
+        """It is no longer routed to: running exchanges end, nothing is kept."""
+        self._retired = True
+        self.close_idle(all_of_them=True)
+
     def close_idle(self, *, all_of_them: bool = False) -> None:
         """Close what has been idle for too long."""
-        limit = self._loop.time() - (0 if all_of_them else IDLE_LIMIT_S)
+        limit = self._loop.time() - (-1 if all_of_them else IDLE_LIMIT_S)
         kept = []
         for connection in self._idle:
             if connection.usable and connection.idle_since > limit:

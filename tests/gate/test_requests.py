@@ -6,6 +6,7 @@ import asyncio
 import gzip
 import json
 import time
+from contextlib import AsyncExitStack
 from dataclasses import replace
 
 import pytest
@@ -234,6 +235,24 @@ async def test_a_body_over_the_limit_is_413(house: House) -> None:
         answer = await client.answer()
     assert answer.status == 413
     assert house.engine.calls == []
+
+
+async def test_many_large_bodies_are_bounded(house: House) -> None:
+    """Uploads together cannot fill the memory; what they held is given back."""
+    house.gate.settings = replace(house.settings, body_limit_bytes=1000)
+    async with AsyncExitStack() as stack:
+        for _ in range(17):
+            client = await stack.enter_async_context(RawClient(house.port))
+            await client.send(
+                CHAT,
+                b"x" * 999,
+                key=house.key.text,
+                headers={"Content-Length": "1000"},
+            )
+        answer = await asyncio.wait_for(client.answer(), 5)
+        assert (answer.status, answer.json["error"]["code"]) == (503, "overloaded")
+    await house.until(lambda: house.gate.flights == {})
+    assert house.gate.body_bytes == 0
 
 
 async def test_what_is_stopped_answers_503(house: House) -> None:
