@@ -174,6 +174,12 @@ def milliseconds(value: float | None) -> str:
     return NOTHING if value is None else seconds(value / 1000)
 
 
+@register.filter
+def milli(value: float) -> str:
+    """Thousandths as a number: 9100 → 9.1."""
+    return f"{value / 1000:.1f}"
+
+
 @register.simple_tag
 def took(start: datetime | None, end: datetime | None) -> SafeString | str:
     """How long something took, or has been taking: the latter counts on in the browser."""
