@@ -148,7 +148,7 @@ def judge(
     """
     known = tuple(RULES if rules is None else rules)
     reasons = dict(overruled or {})
-    _check_reasons(reasons, {rule.name: rule for rule in known})
+    check_overruled(reasons, known)
     findings = [
         Finding(
             rule=rule.name,
@@ -164,7 +164,9 @@ def judge(
     return Verdict(tuple(sorted(findings, key=lambda f: f.severity != "refuse")))
 
 
-def _check_reasons(reasons: Mapping[str, str], known: Mapping[str, Rule]) -> None:
+def check_overruled(reasons: Mapping[str, str], rules: Iterable[Rule] | None = None) -> None:
+    """Refuse what cannot be overruled: unknown rules, refusals, and no reason (`InvalidInput`)."""
+    known = {rule.name: rule for rule in (RULES if rules is None else rules)}
     for name, reason in reasons.items():
         if name not in known:
             raise InvalidInput(f"there is no rule {name!r}", remedy="see docs/rules.md")

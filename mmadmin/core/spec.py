@@ -18,9 +18,10 @@ import tomlkit
 
 from mmadmin.core.catalog import engines
 from mmadmin.core.engine import Engine, Options
-from mmadmin.core.errors import InvalidDerivation, InvalidSpec
+from mmadmin.core.errors import InvalidDerivation, InvalidInput, InvalidSpec
 from mmadmin.core.fields import Field, read_table, refuse, refuse_unknown, suggestion
 from mmadmin.core.recipe import Json
+from mmadmin.core.rules import check_overruled
 from mmadmin.core.spec_fields import (
     ACTIVATION_FIELDS,
     ENGINE_FIELDS,
@@ -112,6 +113,8 @@ class ActivationSpec:
     load_deadline_s: int = 0
     required_probes: tuple[str, ...] = ()
     speed_floor_percent: int = 0
+    overrule: Mapping[str, str] = field(default_factory=dict)
+    """Rule → the operator's reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +179,16 @@ def spec_from_document(document: Mapping[str, Any]) -> Spec:
         ),
     )
     _check_engine(spec)
+    _check_overrule(spec.activation.overrule)
     return spec
+
+
+def _check_overrule(reasons: Mapping[str, Any]) -> None:
+    for name, reason in reasons.items():
+        try:
+            check_overruled({name: reason if isinstance(reason, str) else ""})
+        except InvalidInput as error:
+            refuse(f"activation.overrule.{name}", error.message, remedy=error.remedy)
 
 
 def _tuples(values: Mapping[str, Json]) -> dict[str, Any]:

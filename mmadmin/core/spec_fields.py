@@ -432,6 +432,14 @@ ACTIVATION_FIELDS: tuple[Field, ...] = (
         maximum=100,
         unit="percent",
     ),
+    Field(
+        "overrule",
+        "mapping",
+        "Warnings of the rules that do not hold here: the rule's name and the reason, which is "
+        "kept with the generation. Refusals cannot be overruled.",
+        default={},
+        example={"context-beyond-training": "tried with rope scaling, see the evaluation"},
+    ),
 )
 
 

@@ -137,7 +137,7 @@ def wanted_of(
     run = RunShape.from_options(spec.serve, projector_bytes=projector_bytes)
     version = version_of(spec.engine.package.partition("==")[2])
     case = case_of(spec.engine.kind, shape, run, engine_version=version)
-    return Wanted(shape, run, case, dict(overruled or {}))
+    return Wanted(shape, run, case, {**spec.activation.overrule, **(overruled or {})})
 
 
 @dataclass(frozen=True, slots=True)

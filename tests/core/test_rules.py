@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mmadmin.core.errors import InvalidInput
+from mmadmin.core.errors import InvalidInput, InvalidSpec
 from mmadmin.core.rules import RULES, Case, judge, rule_table, version_of
+from mmadmin.core.spec import parse_spec, spec_to_toml
 
 V100, T4, A100, L40S, H100, B200 = (70,), (75,), (80,), (89,), (90,), (100,)
 VLLM = Case("vllm", architectures=H100)
@@ -190,6 +191,23 @@ def test_refusals_come_first_and_unknowns_say_nothing(
     assert severities == sorted(severities, key=lambda s: s != "refuse")
     if not architectures:
         assert verdict.findings == ()
+
+
+def test_reasons_are_written_in_the_deployment_file() -> None:
+    """`[activation.overrule]` keeps the reason with the generation; bad names say where."""
+    text = (Path(__file__).parents[2] / "deployments/catalog/smollm2-135m.toml").read_text()
+    overrule = '\n[activation.overrule]\n{} = "{}"\n'
+    spec = parse_spec(text + overrule.format("context-beyond-training", "rope scaling"))
+    assert spec.activation.overrule == {"context-beyond-training": "rope scaling"}
+    assert parse_spec(spec_to_toml(spec)) == spec
+    for name, reason in (
+        ("awq-needs-sm75", "please"),
+        ("nothing", "x"),
+        ("context-beyond-training", ""),
+    ):
+        with pytest.raises(InvalidSpec) as caught:
+            parse_spec(text + overrule.format(name, reason))
+        assert caught.value.details["field"] == f"activation.overrule.{name}"
 
 
 def test_the_page_of_rules_is_the_rules() -> None:
