@@ -100,7 +100,9 @@ TEMPLATES: list[dict[str, Any]] = [
 
 DATABASES = {
     "default": dj_database_url.parse(
-        os.environ.get("DATABASE_URL") or f"sqlite:///{HOME.database}", conn_max_age=60
+        os.environ.get("DATABASE_URL") or f"sqlite:///{HOME.database}",
+        conn_max_age=60,
+        conn_health_checks=True,
     )
 }
 if DATABASES["default"]["ENGINE"] == "django.db.backends.sqlite3":

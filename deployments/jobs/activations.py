@@ -19,7 +19,7 @@ from datetime import timedelta
 from typing import Any, Protocol
 
 from django.conf import settings
-from django.db import IntegrityError
+from django.db import IntegrityError, InterfaceError, OperationalError
 from django.utils import timezone
 
 from deployments import feed
@@ -151,7 +151,7 @@ class Walker:
             try:
                 self._check_attempts(walk)
                 self._go(walk)
-            except LeaseLost:
+            except (LeaseLost, OperationalError, InterfaceError):
                 raise
             except Exception as error:
                 walk = self._where()

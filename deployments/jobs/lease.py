@@ -20,7 +20,7 @@ from typing import Any, TypeVar, cast
 
 import psutil
 from django.conf import settings
-from django.db import transaction
+from django.db import connection, transaction
 from django.db.models import F
 from django.db.models.functions import Coalesce
 from django.utils import timezone
@@ -147,7 +147,9 @@ def fenced(job: AnyJob) -> Iterator[None]:
     """A transaction that only the lease's holder can commit. Raises `LeaseLost`.
 
     The job's row is written first, so its lock orders this transaction before or after a claim.
+    A connection that idled through a long step is looked at before it is used.
     """
+    connection.close_if_unusable_or_obsolete()
     with transaction.atomic():
         extend(job)
         yield

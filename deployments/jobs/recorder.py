@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Generic
 
-from django.db import DatabaseError, connection
+from django.db import DatabaseError, InterfaceError, OperationalError, connection
 
 from deployments.jobs import lease, states
 from deployments.jobs.lease import J
@@ -130,6 +130,10 @@ class Recorder(Generic[J]):
         self._cancel_if_asked()
         self._thread.start()
 
+    def abandon(self) -> None:
+        """Write nothing more: the lease ends by itself, and another worker goes on."""
+        self._lost.set()
+
     def stop(self) -> None:
         """Write what is left and end the thread."""
         self._stop.set()
@@ -227,6 +231,12 @@ def recording(model: type[J], job_id: int) -> Iterator[Recorder[J] | None]:
         yield recorder
     except Cancelled as cancelled:
         state, error = JobState.CANCELLED, cancelled.as_json()
+    except (OperationalError, InterfaceError) as gone:
+        # nothing can be written now: whoever finds the database again goes on from the record
+        log.warning("%s %s: the database is gone: %s", model.__name__, job_id, gone)
+        connection.close()
+        recorder.abandon()
+        return
     except Ended as ended:
         state, error = ended.state, ended.error
     except MmError as failed:

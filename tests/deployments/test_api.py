@@ -55,7 +55,9 @@ def world(people: People) -> World:
     for number, state in ((1, "retired"), (2, "live"), (3, "failed")):
         generation = actions.deploy(people.bob, spec(context=1024 * number), reason=f"r{number}")
         system = f"{number:064}-system" if number < 3 else ""
-        Generation.objects.filter(pk=generation.pk).update(state=state, system=system, graph={"derivations": {}})
+        Generation.objects.filter(pk=generation.pk).update(
+            state=state, system=system, graph={"derivations": {}}
+        )
         build = generation.builds.get()
         ended = JobState.SUCCEEDED if number < 3 else JobState.FAILED
         error = {"code": "failed", "message": "no", "remedy": "", "details": {}}

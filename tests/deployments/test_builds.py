@@ -9,7 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from django.db import connections
+from django.db import OperationalError, connections
 from django.utils import timezone
 
 from deployments import actions, queries, tasks
@@ -366,3 +366,25 @@ def test_an_earlier_generation_is_made_again_on_an_empty_store(
     tasks.run_build(differs.pk)
     differs.refresh_from_db()
     assert differs.error["code"] == "digest_mismatch"
+
+
+def test_a_database_that_goes_away_ends_nothing(people: People, monkeypatch) -> None:
+    """The job is not failed for it: the lease ends, and the next worker goes on."""
+    generation, build = deployed(people)
+    real = machines.ToyMachine.describe
+
+    def gone(self: object, system: str) -> object:
+        raise OperationalError("server closed the connection unexpectedly")
+
+    monkeypatch.setattr(machines.ToyMachine, "describe", gone)
+    tasks.run_build(build.pk)
+    build.refresh_from_db()
+    assert (build.state, build.error) == (JobState.RUNNING, None)
+    monkeypatch.setattr(machines.ToyMachine, "describe", real)
+    tasks.run_build(build.pk)
+    build.refresh_from_db()
+    assert build.state == JobState.RUNNING, "its lease is not over yet"
+    Build.objects.update(lease_expires_at=timezone.now() - timedelta(seconds=1))
+    tasks.run_build(build.pk)
+    generation.refresh_from_db()
+    assert generation.state == GenerationState.BUILT
