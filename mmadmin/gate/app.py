@@ -21,9 +21,10 @@ from urllib.parse import unquote
 import orjson
 
 from mmadmin.core.access import engine_secret
-from mmadmin.core.snapshot import KeyRecord, Route, Snapshot
+from mmadmin.core.snapshot import KeyRecord, Route, Snapshot, Usage
 from mmadmin.gate.directory import EMPTY, Directory
 from mmadmin.gate.flight import Flight, Stop
+from mmadmin.gate.intake import answers, model_card, model_of_form, payload_of, too_large
 from mmadmin.gate.keys import check_key, presented_key
 from mmadmin.gate.ledger import AccessLog, Outcome, count, note_rate, tokens_of, usage_of
 from mmadmin.gate.limits import Limiter
@@ -44,7 +45,6 @@ CLIENT_LEFT = 499
 BODIES_AT_ONCE = 16
 """A worker holds at most so many bodies of the largest size."""
 _CLIENT_ID = re.compile(rb"[!-~]{1,128}")
-_FORM_MODEL = re.compile(rb'name="?model"?\r\n(?:[^\r\n]+\r\n)*\r\n([^\r\n]{1,256})\r\n--')
 _JSON = (b"content-type", b"application/json")
 _PASSED_ON = (b"content-type", b"accept", b"anthropic-version", b"anthropic-beta", b"traceparent")
 """What of a request's headers reaches the engine; never a credential."""
@@ -85,6 +85,7 @@ class Gate:
         self.body_bytes = 0
         """Of all requests that are held now."""
         self.stopping = False
+        self._loop = asyncio.get_running_loop()
         self._relay = Relay(self)
         self._id_head = "req_" + secrets.token_hex(8)
         self._ids = itertools.count(1)
@@ -139,7 +140,7 @@ class Gate:
                 flight.stop(Stop.REVOKED)
         if flight.waiting and flight.route is not None:
             route = self.snapshot.routes.get(flight.route.public_name)
-            if route is None or route.mode == "closed" or not _answers(route):
+            if route is None or route.mode == "closed" or not answers(route):
                 flight.stop(Stop.CLOSED)
 
     # ASGI
@@ -193,12 +194,11 @@ class Gate:
         assert endpoint is not None  # noqa: S101 (set by the caller)
         payload: dict[str, Any] = {}
         if endpoint.body == "json":
-            payload = _payload(body)
+            payload = payload_of(body)
             name = payload.get("model")
             flight.streamed = endpoint.streams and payload.get("stream") is True
         else:
-            found = _FORM_MODEL.search(body)
-            name = found[1].decode(errors="replace") if found else None
+            name = model_of_form(body)
         route = self._route(flight, key, name)
         if key.endpoints and endpoint.name not in key.endpoints:
             raise Refusal(
@@ -231,7 +231,7 @@ class Gate:
                 passed_on += name + b": " + value + b"\r\n"
             elif name == b"content-length":
                 if int(value) > limit:
-                    raise _too_large(limit)
+                    raise too_large(limit)
             elif name == b"content-encoding" and value.lower() != b"identity":
                 raise Refusal(415, "Send the request body without Content-Encoding.")
             elif name == b"x-client-request-id" and _CLIENT_ID.fullmatch(value):
@@ -252,7 +252,7 @@ class Gate:
             flight.body_bytes += len(part)
             self.body_bytes += len(part)
             if flight.body_bytes > limit:
-                raise _too_large(limit)
+                raise too_large(limit)
             if self.body_bytes > limit * BODIES_AT_ONCE:
                 raise Refusal(
                     503,
@@ -279,7 +279,7 @@ class Gate:
         flight.route = route
         flight.generation = route.generation or 0
         flight.generation_uid = route.generation_uid or ""
-        if route.mode == "closed" or not _answers(route):
+        if route.mode == "closed" or not answers(route):
             raise not_served(name)
         return route
 
@@ -291,7 +291,7 @@ class Gate:
             for route in self.snapshot.routes.values()
             if (not key.deployments or route.deployment in key.deployments)
             and route.mode != "closed"
-            and _answers(route)
+            and answers(route)
         ]
 
     async def _answer_about_models(
@@ -308,7 +308,7 @@ class Gate:
             raise Refusal(404, "There is nothing at this address.", reason="unknown_url")
         key = check_key(presented_key(scope["headers"]), self.snapshot, self.settings.pepper)
         flight.key = key
-        usable = {route.public_name: _model_card(route) for route in self._usable(key)}
+        usable = {route.public_name: model_card(route) for route in self._usable(key)}
         if path == MODELS:
             body = orjson.dumps({"object": "list", "data": list(usable.values())})
         else:
@@ -330,7 +330,10 @@ class Gate:
         return marks
 
     def settle(self, flight: Flight, status: int, outcome: Outcome) -> None:
-        """End a request: free its place, write its line. Does nothing the second time."""
+        """End a request: write its line, free its place. Does nothing the second time.
+
+        What only people look at (figures, log) is done just after the answer has left.
+        """
         if flight.settled:
             return
         flight.settled = True
@@ -339,13 +342,18 @@ class Gate:
         usage = usage_of(flight, status, outcome, tokens, exact=exact, now=now)
         if flight.key is not None and flight.endpoint is not None:
             self.directory.record((usage,))
-            note_rate(self.rates, usage)
         if flight.reservation is not None:
             self.limiter.settle(flight.reservation, tokens.prompt + tokens.completion)
         self._relay.leave(flight)
+        self._loop.call_soon(self._tell, flight, usage, now)
+
+    def _tell(self, flight: Flight, usage: Usage, now: float) -> None:
+        """Put an ended request into figures, rates and log."""
+        if usage.key_id and usage.endpoint:
+            note_rate(self.rates, usage)
         count(self.metrics, usage, flight, now)
         if self.access_log.enabled:
-            self.access_log.add(flight, status, outcome, tokens, now)
+            self.access_log.add(flight, usage, now)
 
     async def _refuse(
         self,
@@ -424,40 +432,3 @@ class Gate:
 
     def _lines(self) -> dict[str, tuple[int, int]]:
         return {name: (stile.running, stile.waiting) for name, stile in self.turnstiles.items()}
-
-
-def _answers(route: Route) -> bool:
-    """Whether somebody answers for it, now or when a hold ends."""
-    return route.mode == "hold" or (route.generation_uid is not None and bool(route.replicas))
-
-
-def _model_card(route: Route) -> dict[str, object]:
-    card: dict[str, object] = {
-        "id": route.public_name,
-        "object": "model",
-        "created": route.created,
-        "owned_by": "mmadmin",
-    }
-    if route.context_per_slot:
-        card["context_length"] = route.context_per_slot
-    return card
-
-
-def _payload(body: bytes) -> dict[str, Any]:
-    try:
-        payload = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise Refusal(
-            400, f"The request body is not valid JSON: {error}.", reason="invalid_json"
-        ) from error
-    if not isinstance(payload, dict):
-        raise Refusal(400, "The request body must be a JSON object.", reason="invalid_json")
-    return payload
-
-
-def _too_large(limit: int) -> Refusal:
-    return Refusal(
-        413,
-        f"The request body is larger than the limit of {limit // (1024 * 1024)} MiB.",
-        reason="request_too_large",
-    )

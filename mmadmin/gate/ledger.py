@@ -34,7 +34,7 @@ class AccessLog:
         self.enabled = enabled
         self._lines: list[bytes] = []
 
-    def add(self, flight: Flight, status: int, outcome: str, tokens: Tokens, now: float) -> None:
+    def add(self, flight: Flight, usage: Usage, now: float) -> None:
         """Take note of one request. No key text, no prompt, no answer."""
         self._lines.append(
             orjson.dumps(
@@ -50,8 +50,8 @@ class AccessLog:
                     )
                     or None,
                     "generation": flight.generation_uid or None,
-                    "status": status,
-                    "outcome": outcome,
+                    "status": usage.status,
+                    "outcome": usage.outcome,
                     "why": flight.stopped.value if flight.stopped else None,
                     "stream": flight.streamed,
                     "ms": round((now - flight.started) * 1000, 1),
@@ -59,8 +59,8 @@ class AccessLog:
                     "ttft_ms": round((flight.first_at - flight.started) * 1000, 1)
                     if flight.first_at
                     else None,
-                    "prompt": tokens.prompt,
-                    "completion": tokens.completion,
+                    "prompt": usage.prompt_tokens,
+                    "completion": usage.completion_tokens,
                 }
             )
         )

@@ -14,12 +14,10 @@ import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import TYPE_CHECKING, Any
 
-import orjson
-
 from mmadmin.core.snapshot import Route
+from mmadmin.gate.envelope import headers_of, queue_marks, with_usage, worst_case
 from mmadmin.gate.flight import Flight, Stop
-from mmadmin.gate.limits import DEFAULT_ANSWER_TOKENS
-from mmadmin.gate.meter import BYTES_A_TOKEN, tokens_of_answer
+from mmadmin.gate.meter import tokens_of_answer
 from mmadmin.gate.refusal import Refusal, not_served, upstream_lost
 from mmadmin.gate.sse import SseTap
 from mmadmin.gate.translate import refusal_of_answer
@@ -44,29 +42,6 @@ _STREAM_HEAD = [(b"content-type", b"text/event-stream; charset=utf-8")]
 _UNBUFFERED = [(b"cache-control", b"no-cache, no-transform"), (b"x-accel-buffering", b"no")]
 """For the proxies in front: nginx and Cloudflare pass events on as they come."""
 _SET_FOR_STREAMS = frozenset(name for name, _ in _UNBUFFERED)
-_OURS = frozenset(
-    {
-        b"connection",
-        b"keep-alive",
-        b"proxy-authenticate",
-        b"proxy-authorization",
-        b"proxy-connection",
-        b"te",
-        b"trailer",
-        b"transfer-encoding",
-        b"upgrade",
-        b"content-length",
-        b"date",
-        b"server",
-        b"set-cookie",
-        b"www-authenticate",
-        b"x-request-id",
-        b"x-mm-generation",
-        b"access-control-allow-origin",
-        b"access-control-allow-credentials",
-    }
-)
-"""Headers of an engine's answer that do not pass: of this connection only, or the gate's own."""
 
 
 class Relay:
@@ -100,7 +75,7 @@ class Relay:
         if endpoint.takes_slot or route.mode == "hold":
             await self._enter(flight, route, send)
         connection = await self._ask(flight, body, passed_on, send)
-        kind, headers = _headers_of(connection)
+        kind, headers = headers_of(connection)
         is_stream = kind.startswith(EVENT_STREAM)
         if connection.status >= REFUSED or (flight.head_sent and not is_stream):
             answer = await connection.read_whole()
@@ -108,7 +83,7 @@ class Relay:
             raise refusal_of_answer(connection.status, connection.headers, answer)
         flight.streamed = is_stream
         headers += gate.marks(flight)
-        headers += _queue_marks(flight)
+        headers += queue_marks(flight)
         headers += flight.standing
         if is_stream:
             flight.tap = SseTap(hide_usage=hide_usage, dialect=endpoint.dialect)
@@ -364,7 +339,7 @@ class Relay:
             if flight.upstream is None:  # which generation will answer is not known yet
                 flight.generation_uid = ""
             headers = [*_STREAM_HEAD, *_UNBUFFERED, *self._gate.marks(flight)]
-            headers += _queue_marks(flight)
+            headers += queue_marks(flight)
             headers += flight.standing
             await send({"type": "http.response.start", "status": OK, "headers": headers})
             flight.head_sent = True
@@ -379,66 +354,3 @@ async def watch(flight: Flight, receive: Receive) -> None:
         if message["type"] == "http.disconnect":
             flight.stop(Stop.GONE)
             return
-
-
-def with_usage(body: bytes, payload: dict[str, Any]) -> tuple[bytes, bool]:
-    """The body that asks for usage, and whether the usage event must be hidden from the client.
-
-    The client's bytes stay as they are; the option is put in front of them. Only a client that
-    sent `stream_options` of its own without asking for usage gets its body written anew.
-    """
-    options = payload.get("stream_options")
-    if options is None and "stream_options" not in payload:
-        at = body.index(b"{") + 1
-        return body[:at] + b'"stream_options":{"include_usage":true},' + body[at:], True
-    if isinstance(options, dict) and options.get("include_usage") is True:
-        return body, False
-    if options is None or isinstance(options, dict):
-        asked = {**(options or {}), "include_usage": True}
-        return orjson.dumps({**payload, "stream_options": asked}), True
-    return body, False  # nonsense: the engine says so in its own words
-
-
-def _asked_tokens(payload: dict[str, Any]) -> int:
-    """The most that the client allows the engine to write; 0 = not said."""
-    for name in ("max_completion_tokens", "max_tokens", "max_output_tokens"):
-        value = payload.get(name)
-        if isinstance(value, int) and value > 0:
-            return value
-    return 0
-
-
-def worst_case(flight: Flight, payload: dict[str, Any]) -> int:
-    """Tokens to reserve: the prompt by its size, the answer by what the client allows."""
-    tokens = max(flight.body_bytes // BYTES_A_TOKEN, 1)
-    if flight.endpoint is not None and flight.endpoint.streams:
-        tokens += _asked_tokens(payload) or DEFAULT_ANSWER_TOKENS
-    limit = flight.route.context_per_slot if flight.route else 0
-    return min(tokens, limit) if limit else tokens
-
-
-def _headers_of(connection: Connection) -> tuple[bytes, list[tuple[bytes, bytes]]]:
-    """The content type, and the headers that pass."""
-    kind = b""
-    passed: list[tuple[bytes, bytes]] = []
-    listed: set[bytes] = set()
-    for pair in connection.headers:
-        name, value = pair
-        if name == b"content-type":
-            kind = value.lower()
-        elif name == b"connection":
-            listed.update(part.strip().lower() for part in value.split(b","))
-        if name not in _OURS:
-            passed.append(pair)
-    if listed:
-        passed = [pair for pair in passed if pair[0] not in listed]
-    return kind, passed
-
-
-def _queue_marks(flight: Flight) -> list[tuple[bytes, bytes]]:
-    if flight.ticket is None:
-        return []
-    return [
-        (b"x-mm-queue-position", str(flight.ticket.position).encode()),
-        (b"x-mm-queue-ms", str(int(flight.queued_s * 1000)).encode()),
-    ]

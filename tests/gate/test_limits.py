@@ -12,7 +12,8 @@ import pytest
 import pytest_asyncio
 
 from mmadmin.core.snapshot import KeyRecord
-from mmadmin.gate.limits import RESERVED_S, Limiter, Windows
+from mmadmin.gate.budget import Windows
+from mmadmin.gate.limits import RESERVED_S, Limiter
 from mmadmin.gate.refusal import Refusal
 from tests.gate.house import MODEL, House
 from tests.gate.processes import Broker, running_town
