@@ -55,6 +55,7 @@ GOALS = {
     "requests/s as a share of nginx's": (">=", 0.18),
     "added median latency, ms": ("<=", 0.25),
     "added p99 latency, ms": ("<=", 2.0),
+    "streams answered": (">=", float(STREAMS)),
     "p99 event delay of 1000 streams, ms": ("<=", 100.0),
     "share of events delivered": (">=", 0.98),
     "memory after that, MiB": ("<=", 120.0),
@@ -160,8 +161,8 @@ wrk.headers["Authorization"] = "Bearer {key}"
 """
     )
     out = subprocess.run(
-        ["wrk", "-t1", f"-c{connections}", f"-d{seconds}s", "--latency", "--timeout", "30s", "-s", str(script),
-         f"{url}/v1/chat/completions"],
+        ["wrk", "-t1", f"-c{connections}", f"-d{seconds}s", "--latency", "--timeout", "30s",
+         "-s", str(script), f"{url}/v1/chat/completions"],
         check=True, capture_output=True, text=True,
     ).stdout  # fmt: skip
     if "Non-2xx" in out or "Socket errors" in out:
@@ -323,8 +324,7 @@ async def streams(folder: Path, broker: Broker) -> None:
         out, _ = await process.communicate()
         seen = json.loads(out)
         print(f"streams: {seen}", flush=True)
-        if seen["streams"] != STREAMS:
-            raise SystemExit(f"only {seen['streams']} of {STREAMS} streams were answered")
+        _found["streams answered"] = seen["streams"]
         _found["p99 event delay of 1000 streams, ms"] = seen["p99_ms"]
         _found["share of events delivered"] = seen["events_per_s"] / (STREAMS * EVENTS_PER_S)
         _found["memory after that, MiB"] = _memory_mib(town.gate)
@@ -461,7 +461,6 @@ def judge() -> list[str]:
 
 async def measure(options: argparse.Namespace) -> int:
     """Everything, one after the other."""
-    rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="mm-bench-") as name:
         folder = Path(name)
         for home in ("home", "home-streams", "home-revoke", "home-engine"):
@@ -470,7 +469,7 @@ async def measure(options: argparse.Namespace) -> int:
         await broker.start()
         try:
             if not options.skip_requests:
-                rows = await requests_per_s(folder, options, broker)
+                table(await requests_per_s(folder, options, broker))
             if not options.skip_streams:
                 await streams(folder, broker)
             if not options.skip_revocation:
@@ -479,8 +478,6 @@ async def measure(options: argparse.Namespace) -> int:
                 await real_engine(folder, broker)
         finally:
             broker.kill()
-    if rows:
-        table(rows)
     missed = judge()
     if missed:
         print("bench-gate: falls short: " + "; ".join(missed))

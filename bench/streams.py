@@ -17,6 +17,7 @@ from typing import Any
 import uvloop
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+ALL_ANSWERED_WITHIN_S = 30
 GROUPS = 50
 """The streams are spread over so many ticks, as real ones are."""
 
@@ -112,6 +113,11 @@ async def client(host: str, port: int, key: str, streams: int, seconds: float) -
         _, protocol = await loop.create_connection(lambda: Client(request, delays), host, port)
         clients.append(protocol)
         await asyncio.sleep(0.002)
+    deadline = loop.time() + ALL_ANSWERED_WITHIN_S
+    while (  # noqa: ASYNC110 (a thousand protocols, no event)
+        loop.time() < deadline and not all(protocol.status for protocol in clients)
+    ):
+        await asyncio.sleep(0.1)
     await asyncio.sleep(2.0)
     delays.clear()
     await asyncio.sleep(seconds)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest_asyncio
 
 from tests.gate.house import House
+from tests.gate.processes import Broker
 from tests.gate.stub import StubEngine
 
 
@@ -24,3 +27,13 @@ async def house(tmp_path, engine) -> AsyncIterator[House]:
     """A gate that serves one model from the stub engine."""
     async with House(tmp_path, engine).open() as opened:
         yield opened
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def broker() -> AsyncIterator[Broker]:
+    """A broker for the module."""
+    with tempfile.TemporaryDirectory(prefix="mm-broker-") as folder:
+        running = Broker(Path(folder))
+        await running.start()
+        yield running
+        running.kill()

@@ -25,6 +25,25 @@ MASTER = b"test-only-engine-master"
 MODEL = "small-model"
 
 
+def record_of(key: NewKey) -> KeyRecord:
+    """An active key without limits."""
+    return KeyRecord(key_id=key.key_id, digest=key.digest, state="active")
+
+
+def route_to(url: str, *, slots: int) -> Route:
+    """The usual deployment: generation 3 of `small`, one replica."""
+    return Route(
+        deployment="small",
+        public_name=MODEL,
+        mode="open",
+        generation=3,
+        generation_uid="small/3",
+        replicas=(ReplicaRoute(uid="small-3-0", url=url, slots=slots),),
+        created=1_700_000_000,
+        context_per_slot=2048,
+    )
+
+
 class ListDirectory:
     """A directory in memory."""
 
@@ -58,17 +77,8 @@ class House:
         self.engine = engine
         self.directory = ListDirectory()
         self.key: NewKey = new_key(PEPPER)
-        self.record = KeyRecord(key_id=self.key.key_id, digest=self.key.digest, state="active")
-        self.route = Route(
-            deployment="small",
-            public_name=MODEL,
-            mode="open",
-            generation=3,
-            generation_uid="small/3",
-            replicas=(ReplicaRoute(uid="small-3-0", url=engine.url, slots=4),),
-            created=1_700_000_000,
-            context_per_slot=2048,
-        )
+        self.record = record_of(self.key)
+        self.route = route_to(engine.url, slots=4)
         self.settings = GateSettings(
             home=Home(home), pepper=PEPPER, engine_master=MASTER, access_log=False
         )

@@ -28,7 +28,6 @@ from mmadmin.core.snapshot import (
     USAGE_ACK_KEY,
     USAGE_STREAM,
     KeyRecord,
-    ReplicaRoute,
     Route,
     Snapshot,
     Usage,
@@ -36,7 +35,7 @@ from mmadmin.core.snapshot import (
     usage_from_json,
 )
 from mmadmin.gate.spool import segments
-from tests.gate.house import MODEL
+from tests.gate.house import record_of, route_to
 from tests.gate.stub import StubEngine
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -205,15 +204,8 @@ class Town:
         self.redis = broker.client()
         self.gate = GateProcess(home, broker.url, **env)
         self.key: NewKey = new_key(PEPPER.encode())
-        self.record = KeyRecord(key_id=self.key.key_id, digest=self.key.digest, state="active")
-        self.route = Route(
-            deployment="small",
-            public_name=MODEL,
-            mode="open",
-            generation=3,
-            generation_uid="small/3",
-            replicas=(ReplicaRoute(uid="small-3-0", url=engine.url, slots=64),),
-        )
+        self.record = record_of(self.key)
+        self.route = route_to(engine.url, slots=64)
         self.version = 0
 
     async def publish(self, *, keys: Sequence[KeyRecord] = (), routes: Sequence[Route] = ()) -> int:

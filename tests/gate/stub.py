@@ -204,3 +204,16 @@ async def chat_answer(call: Call) -> None:
         await call.chunk(USAGE)
     await call.chunk(DONE)
     await call.end()
+
+
+def paused(go_on: asyncio.Event) -> Script:
+    """A script that streams one event, waits for the test, and ends well."""
+
+    async def script(call: Call) -> None:
+        await call.head(Content_Type="text/event-stream")
+        await call.chunk(delta("a"))
+        await go_on.wait()
+        await call.chunk(DONE)
+        await call.end()
+
+    return script

@@ -79,8 +79,9 @@ class Server:
         return sum(slot["is_processing"] for slot in self.slots())
 
 
-def launch(engine_store, *more: str) -> Server:
-    """Start one and wait until it is ready."""
+@contextlib.contextmanager
+def launched(engine_store, *more: str) -> Iterator[Server]:
+    """A running engine; ended with the block, however that ends."""
     port = free_port()
     process = subprocess.Popen(
         [engine_store.server, "--model", engine_store.model, "--host", "127.0.0.1",
@@ -90,25 +91,26 @@ def launch(engine_store, *more: str) -> Server:
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     url = f"http://127.0.0.1:{port}"
-    deadline = time.monotonic() + 120
-    while True:
-        try:
-            if httpx.get(f"{url}/health", timeout=5).status_code == 200:
-                return Server(url, process)
-        except httpx.HTTPError:
-            pass
-        assert process.poll() is None, "the engine ended at its start"
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    try:
+        deadline = time.monotonic() + 120
+        while True:
+            with contextlib.suppress(httpx.HTTPError):
+                if httpx.get(f"{url}/health", timeout=5).status_code == 200:
+                    break
+            assert process.poll() is None, "the engine ended at its start"
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        yield Server(url, process)
+    finally:
+        process.kill()
+        process.wait()
 
 
 @pytest.fixture(scope="module")
 def server(engine_store) -> Iterator[Server]:
     """The engine as deployments run it."""
-    running = launch(engine_store)
-    yield running
-    running.process.terminate()
-    running.process.wait()
+    with launched(engine_store) as running:
+        yield running
 
 
 @pytest.fixture(scope="module")
@@ -116,31 +118,25 @@ def strict_server(engine_store, tmp_path_factory) -> Iterator[Server]:
     """An engine that embeds, reranks nothing, and whose template refuses some values."""
     template: Path = tmp_path_factory.mktemp("template") / "strict.jinja"
     template.write_text(STRICT_TEMPLATE)
-    running = launch(engine_store, "--chat-template-file", str(template))
-    yield running
-    running.process.terminate()
-    running.process.wait()
+    with launched(engine_store, "--chat-template-file", str(template)) as running:
+        yield running
 
 
 @pytest.fixture(scope="module")
 def tools_server(engine_store) -> Iterator[Server]:
     """An engine whose template knows tools (one that the engine's own source carries)."""
     templates = engine_store.path("engine-source") / "models" / "templates"
-    running = launch(
+    with launched(
         engine_store, "--chat-template-file", str(templates / "Qwen-Qwen2.5-7B-Instruct.jinja")
-    )
-    yield running
-    running.process.terminate()
-    running.process.wait()
+    ) as running:
+        yield running
 
 
 @pytest.fixture(scope="module")
 def embedding_server(engine_store) -> Iterator[Server]:
     """An engine that embeds."""
-    running = launch(engine_store, "--embeddings", "--pooling", "mean")
-    yield running
-    running.process.terminate()
-    running.process.wait()
+    with launched(engine_store, "--embeddings", "--pooling", "mean") as running:
+        yield running
 
 
 @contextlib.asynccontextmanager
@@ -452,24 +448,28 @@ async def test_a_client_that_leaves_frees_the_real_slot(
 
 async def test_a_killed_engine_is_told_in_the_stream(tmp_path, engine_store) -> None:
     """Kill -9 of llama-server in mid-stream: an error event, the request booked as failed."""
-    doomed = launch(engine_store)
-    async with opened(tmp_path, doomed) as house:
-        body = {"model": MODEL, "messages": QUESTION, "stream": True, "max_tokens": 1800,
-                "ignore_eos": True}  # fmt: skip
-        async with RawClient(house.port) as raw:
-            await raw.send("/v1/chat/completions", body, key=house.key.text)
-            await raw.head()
-            received = await raw.chunk()
-            os.kill(doomed.process.pid, signal.SIGKILL)
-            doomed.process.wait()
-            while data := await raw.chunk():
-                received += data
-        last = received.split(b"\n\n")[-2].removeprefix(b"data: ")
-        assert json.loads(last)["error"]["code"] == "upstream_error"
-        assert b"[DONE]" not in received
-        assert (house.books[0].outcome, house.books[0].exact) == ("failed", False)
-        async with openai.AsyncOpenAI(
-            api_key=house.key.text, base_url=house.base_url, max_retries=0
-        ) as client:
-            with pytest.raises(openai.InternalServerError):
-                await client.chat.completions.create(model=MODEL, messages=QUESTION)
+    with launched(engine_store) as doomed:
+        async with opened(tmp_path, doomed) as house:
+            await _kill_in_mid_stream(house, doomed)
+
+
+async def _kill_in_mid_stream(house: House, doomed: Server) -> None:
+    body = {"model": MODEL, "messages": QUESTION, "stream": True, "max_tokens": 1800,
+            "ignore_eos": True}  # fmt: skip
+    async with RawClient(house.port) as raw:
+        await raw.send("/v1/chat/completions", body, key=house.key.text)
+        await raw.head()
+        received = await raw.chunk()
+        os.kill(doomed.process.pid, signal.SIGKILL)
+        doomed.process.wait()
+        while data := await raw.chunk():
+            received += data
+    last = received.split(b"\n\n")[-2].removeprefix(b"data: ")
+    assert json.loads(last)["error"]["code"] == "upstream_error"
+    assert b"[DONE]" not in received
+    assert (house.books[0].outcome, house.books[0].exact) == ("failed", False)
+    async with openai.AsyncOpenAI(
+        api_key=house.key.text, base_url=house.base_url, max_retries=0
+    ) as client:
+        with pytest.raises(openai.InternalServerError):
+            await client.chat.completions.create(model=MODEL, messages=QUESTION)

@@ -43,16 +43,6 @@ def clock() -> Clock:
     return Clock()
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def broker() -> AsyncIterator[Broker]:
-    """A broker for the module."""
-    with tempfile.TemporaryDirectory(prefix="mm-broker-") as folder:
-        running = Broker(Path(folder))
-        await running.start()
-        yield running
-        running.kill()
-
-
 @pytest_asyncio.fixture(params=["shared", "alone"])
 async def limiter(request, broker, clock) -> AsyncIterator[Limiter]:
     """Both ways of counting."""

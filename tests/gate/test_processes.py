@@ -21,7 +21,7 @@ from mmadmin.gate.directory import KEPT, PUBLISHED
 from tests.gate.house import MODEL
 from tests.gate.processes import PEPPER, Collector, Town, running_town
 from tests.gate.raw import RawClient, ask
-from tests.gate.stub import DONE, Call, delta
+from tests.gate.stub import DONE, Call, delta, paused
 
 CHAT = "/v1/chat/completions"
 BODY = {"model": MODEL, "messages": []}
@@ -250,14 +250,7 @@ async def test_presence_tells_what_an_activation_needs(tmp_path, engine) -> None
     """Version and in-flight counts, told at once when a generation drains."""
     go_on = asyncio.Event()
 
-    async def script(call: Call) -> None:
-        await call.head(Content_Type="text/event-stream")
-        await call.chunk(delta("a"))
-        await go_on.wait()
-        await call.chunk(DONE)
-        await call.end()
-
-    engine.script = script
+    engine.script = paused(go_on)
     async with running_town(tmp_path, engine) as town, RawClient(town.gate.port) as client:
         await client.send(CHAT, {**BODY, "stream": True}, key=town.key.text)
         await client.head()

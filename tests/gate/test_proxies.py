@@ -12,7 +12,7 @@ import pytest_asyncio
 from tests.gate.house import MODEL, House
 from tests.gate.processes import free_port
 from tests.gate.raw import RawClient, ask
-from tests.gate.stub import ANSWER, DONE, Call, delta
+from tests.gate.stub import ANSWER, DONE, Call, delta, paused
 
 CHAT = "/v1/chat/completions"
 NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
@@ -65,14 +65,7 @@ async def test_events_pass_one_by_one(house: House, proxied: int) -> None:
     """Nginx buffers answers unless told otherwise: the gate tells it."""
     go_on = asyncio.Event()
 
-    async def script(call: Call) -> None:
-        await call.head(Content_Type="text/event-stream")
-        await call.chunk(delta("a"))
-        await go_on.wait()
-        await call.chunk(DONE)
-        await call.end()
-
-    house.engine.script = script
+    house.engine.script = paused(go_on)
     async with RawClient(proxied) as client:
         body = {"model": MODEL, "messages": [], "stream": True}
         await client.send(CHAT, body, key=house.key.text)

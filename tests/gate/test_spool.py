@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 import pytest_asyncio
@@ -13,17 +11,7 @@ import redis.asyncio
 from mmadmin.core.snapshot import Usage, usage_from_json
 from mmadmin.gate import spool as module
 from mmadmin.gate.spool import Courier, Spool, segments
-from tests.gate.processes import Broker, Collector
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def broker() -> AsyncIterator[Broker]:
-    """A broker for the module."""
-    with tempfile.TemporaryDirectory(prefix="mm-broker-") as folder:
-        running = Broker(Path(folder))
-        await running.start()
-        yield running
-        running.kill()
+from tests.gate.processes import Collector
 
 
 @pytest_asyncio.fixture

@@ -12,7 +12,7 @@ import pytest
 
 from tests.gate.house import MODEL, House
 from tests.gate.raw import RawClient, ask
-from tests.gate.stub import DONE, FINISH, USAGE, Call, delta
+from tests.gate.stub import DONE, FINISH, USAGE, Call, delta, paused
 
 CHAT = "/v1/chat/completions"
 
@@ -96,14 +96,7 @@ async def test_the_first_event_does_not_wait_for_the_second(house: House) -> Non
     """The first byte is there as soon as the engine has it."""
     go_on = asyncio.Event()
 
-    async def script(call: Call) -> None:
-        await call.head(Content_Type="text/event-stream")
-        await call.chunk(delta("a"))
-        await go_on.wait()
-        await call.chunk(DONE)
-        await call.end()
-
-    house.engine.script = script
+    house.engine.script = paused(go_on)
     async with RawClient(house.port) as client:
         await client.send(CHAT, chat(), key=house.key.text)
         async with asyncio.timeout(1):
