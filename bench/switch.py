@@ -280,7 +280,7 @@ async def click_to_token(
     folder = Path(tempfile.mkdtemp(dir=site.home.root))
     first = await asyncio.to_thread(deploy, site, folder, "overlap", "0.2", live=True)
     second = await asyncio.to_thread(deploy, site, folder, "overlap", "0.3", live=False)
-    beyond, loads = [], []
+    beyond, loads, backs = [], [], []
     async with aiohttp.ClientSession() as session:
         for _ in range(options.quiet_rounds):
             await asyncio.to_thread(records.switch, second, "overlap", back=False)
@@ -295,15 +295,25 @@ async def click_to_token(
                 await asyncio.sleep(0.05)
             done = await back
             loads.append(done.load_s)
+            backs.append(done)
             beyond.append(request.first - done.clicked - done.load_s)
     return {
         "mode": "quiet",
         "rollbacks": len(beyond),
         "engine_load_s": round(statistics.median(loads), 2),
+        "phases_median_s": medians(backs),
         "click_to_first_token_beyond_load_s": {
             "median": round(statistics.median(beyond), 2),
             "max": round(max(beyond), 2),
         },
+    }
+
+
+def medians(switches: Sequence[Switch]) -> dict[str, float]:
+    """The median seconds of each phase."""
+    return {
+        phase: round(statistics.median(s.phases.get(phase, 0) for s in switches), 2)
+        for phase in switches[0].phases
     }
 
 
@@ -322,10 +332,7 @@ def judge(mode: str, switches: Sequence[Switch], requests: Sequence[Request]) ->
         "late_answers": sum(by > LATE_S for by in late),
         "latest_by_s": round(max(late), 3),
         "longest_request_s": round(max(r.ended - r.began for r in requests), 2),
-        "phases_median_s": {
-            phase: round(statistics.median(s.phases.get(phase, 0) for s in switches), 2)
-            for phase in switches[0].phases
-        },
+        "phases_median_s": medians(switches),
     }
 
 
