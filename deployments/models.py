@@ -121,6 +121,8 @@ class Generation(models.Model):
     """The engine's argv in a seat that says nothing (port 0), for comparing generations."""
     template = models.TextField(null=True, blank=True)  # noqa: DJ001 (null = not known)
     """The chat template's text."""
+    rendering = models.JSONField(null=True, blank=True)
+    """What its patches change: `rendering.json` of the patched template; null = it has none."""
     size_bytes = models.BigIntegerField(default=0)
     """Of its closure: every object that it needs at run time."""
     created_at = models.DateTimeField(default=timezone.now, editable=False)

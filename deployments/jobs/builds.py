@@ -63,6 +63,8 @@ class Description:
     """The chat template's text; None = it is not known."""
     size_bytes: int
     """Of the closure."""
+    rendering: Any = None
+    """What the template's patches change, conversation by conversation; None = it has none."""
 
 
 class Hands(Protocol):
@@ -389,6 +391,7 @@ def _finish(
             system=system,
             command=list(described.command),
             template=described.template,
+            rendering=described.rendering,
             size_bytes=described.size_bytes,
             built_at=timezone.now(),
         )

@@ -29,6 +29,7 @@ from mmadmin.core.home import Home
 from mmadmin.core.lock import Lock
 from mmadmin.core.placement import Beside, HostView
 from mmadmin.core.recipe import Json, Recipe
+from mmadmin.core.recipes.patch_template import rendering_of
 from mmadmin.core.spec import ActivationSpec, Spec
 from mmadmin.core.store import Staging, Store
 from mmadmin.core.store.substitute import Substituter
@@ -108,6 +109,7 @@ class Machine:
             command=launch.argv,
             template=found.template.read_text(encoding="utf-8") if found.template else None,
             size_bytes=sum(part.size for part in sizes if part is not None),
+            rendering=rendering_of(found.template) if found.template else None,
         )
 
     def toolbox(

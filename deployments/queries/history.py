@@ -187,6 +187,7 @@ def _exported(row: HistoryRow, builds: Sequence[Build]) -> dict[str, Any]:
         "host_facts": it.host_facts,
         "command": it.command,
         "template": it.template,
+        "rendering": it.rendering,
         "probe_report": it.probe_report,
         "changes": [change.as_json() for change in row.changes],
         "live_spans": [[_iso(start), _iso(end)] for start, end in row.live_spans],

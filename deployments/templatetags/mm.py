@@ -340,11 +340,21 @@ def udiff(row: DiffRow) -> SafeString:
     lines: Iterable[str] = difflib.unified_diff(
         (row.before or "").splitlines(), (row.after or "").splitlines(), lineterm="", n=3
     )
+    return _signed(list(lines)[2:])
+
+
+@register.filter
+def diff_lines(text: str) -> SafeString:
+    """A unified diff that was kept as text, without its two lines of names."""
+    return _signed(text.splitlines()[2:])
+
+
+def _signed(lines: Sequence[str]) -> SafeString:
     looks = {"+": "ins", "-": "del", "@": "at"}
     return format_html_join(
         "",
         '<div class="{}">{}</div>',
-        ((looks.get(line[:1], ""), line or " ") for line in list(lines)[2:]),
+        ((looks.get(line[:1], ""), line or " ") for line in lines),
     )
 
 

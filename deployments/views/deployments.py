@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable
 from itertools import groupby
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 from django.contrib import messages
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
@@ -58,8 +58,24 @@ def generation(request: HttpRequest, name: str, number: int) -> HttpResponse:
         "startable": STARTABLE,
         "launch": command.replace(" --", " \\\n  --"),
         "probes": (it.generation.probe_report or {}).get("rows", []),
+        "renders": renders(it.generation.rendering),
     }
     return show(request, "deployment/generation.html", context)
+
+
+def renders(report: dict[str, Any] | None) -> list[dict[str, Any]]:
+    """The conversations of a template's report, those that its patches change first."""
+    rows = []
+    for row in (report or {}).get("rows", []):
+        lines = row["diff"].splitlines()[2:]
+        rows.append(
+            {
+                **row,
+                "added": sum(line.startswith("+") for line in lines),
+                "removed": sum(line.startswith("-") for line in lines),
+            }
+        )
+    return sorted(rows, key=lambda row: not row["changed"])
 
 
 @page

@@ -183,7 +183,7 @@ class ToyMachine:
         return nullcontext()
 
     def describe(self, system: str) -> Description:
-        return Description(["engine", system], "{{ messages }}", 42)
+        return Description(["engine", system], "{{ messages }}", 42, told("rendering"))
 
     def toolbox(self, staging: Staging, log: Any, progress: Any, cancelled: Any) -> StepTools:
         return ToyTools(staging, log, progress, cancelled)  # type: ignore[return-value]

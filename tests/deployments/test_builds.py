@@ -63,6 +63,16 @@ def test_a_build_ends_with_a_system(people: People) -> None:
     assert moves == [("", "planned"), ("planned", "building"), ("building", "built")]
 
 
+def test_what_the_patches_change_is_kept(people: People) -> None:
+    """The template's report stays with the generation, so that its page needs no store."""
+    report = {"format": 1, "changes": ["a default"], "rows": []}
+    machines.tell("rendering", report)
+    generation, build = deployed(people)
+    tasks.run_build(build.pk)
+    generation.refresh_from_db()
+    assert generation.rendering == report
+
+
 def test_a_second_generation_builds_only_what_changed(people: People) -> None:
     """The planner's word and the record agree: two steps cached, one built."""
     _, build = deployed(people)

@@ -150,6 +150,39 @@ PROBES = {
 }
 
 
+SYSTEM = "[SYSTEM_PROMPT]You are a careful assistant.[/SYSTEM_PROMPT]"
+RENDERING = {
+    "format": 1,
+    "changes": [
+        "an effort of minimal or low counts as none, medium as high; any other word is refused",
+        "the default of reasoning_effort is none",
+    ],
+    "rows": [
+        {
+            "conversation": "plain",
+            "before": {"ok": True, "text": "<s>[INST]Hello[/INST]"},
+            "after": {"ok": True, "text": "<s>[INST]Hello[/INST]"},
+            "changed": False,
+            "diff": "",
+        },
+        {
+            "conversation": "system",
+            "before": {"ok": True, "text": f"<s>{SYSTEM}\n[THINK]\n[INST]Hello[/INST]"},
+            "after": {"ok": True, "text": f"<s>{SYSTEM}\n[INST]Hello[/INST]"},
+            "changed": True,
+            "diff": f"--- before\n+++ after\n@@ -1,3 +1,2 @@\n <s>{SYSTEM}\n-[THINK]\n [INST]Hello[/INST]",
+        },
+        {
+            "conversation": "effort-medium",
+            "before": {"ok": False, "text": "reasoning_effort must be none or high, got medium"},
+            "after": {"ok": True, "text": "<s>[THINK][INST]Hello[/INST]"},
+            "changed": True,
+            "diff": "--- before\n+++ after\n@@ -1 +1 @@\n-reasoning_effort must be none or high\n+<s>[THINK]",
+        },
+    ],
+}
+
+
 def _lock(spec: str, number: int) -> dict[str, object]:
     """Pins as a real lock has them."""
     quant = spec.split('quant = "')[1].split('"', maxsplit=1)[0] if 'quant = "' in spec else "Q4_1"
@@ -210,6 +243,7 @@ def _generation(
         lock=_lock(spec, number) if built else None,
         command=COMMAND if built else None,
         probe_report=PROBES if built and state != "failed" else None,
+        rendering=RENDERING if built and "mistral" in deployment.name else None,
     )
     before = ""
     for name, hours in moves:

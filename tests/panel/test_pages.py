@@ -568,3 +568,23 @@ def test_a_plan_says_whether_it_fits(operator: Client) -> None:
     assert "Will it fit?" in html
     assert "47 GiB too large" in html
     assert "Choose Q4_K_M." in html
+
+
+def test_what_the_template_s_patches_change(viewer: Client) -> None:
+    """Every conversation before and after: signs and words say what changed, not colour alone."""
+    html = viewer.get(f"/deployments/{NAME}/generations/5/").content.decode()
+    shown = html.split('id="rendering"')[1].split("</section>")[0]
+    assert "the default of reasoning_effort is none" in shown
+    assert re.findall(r'<summary><span class="strong">([\w-]+)</span>', shown) == [
+        "system",
+        "effort-medium",
+        "plain",
+    ]
+    assert '<div class="del">-[THINK]</div>' in shown
+    assert "+++ after" not in shown
+    assert "0 lines more, 1 less" in shown
+    assert "renders now" in shown
+    assert "must be none or high, got medium" in shown
+    assert "the same" in shown
+    other = viewer.get("/deployments/smollm2-135m/generations/1/").content.decode()
+    assert 'id="rendering"' not in other

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from mmadmin.core.canonical import canonical
+from mmadmin.core.canonical import canonical, parse
 from mmadmin.core.errors import StepFailed
 from mmadmin.core.recipe import Determinism, FixedFile, Json, Params, Recipe, Toolbox
 from mmadmin.core.recipe_params import fields, input_file, items, table
@@ -87,6 +87,14 @@ def _render(
         name: {row: table(value, row) for row, value in table(renders[name], name).items()}
         for name in templates
     }
+
+
+def rendering_of(template: Path) -> Json:
+    """The report that lies beside a patched template; None for one that nobody patched."""
+    try:
+        return parse((template.parent / REPORT).read_bytes())
+    except FileNotFoundError:
+        return None
 
 
 RECIPE: Recipe = PatchTemplate()

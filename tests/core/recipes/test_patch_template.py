@@ -13,7 +13,7 @@ from mistral_common.tokens.tokenizers.base import TokenizerVersion
 from mmadmin.core.canonical import parse
 from mmadmin.core.errors import InvalidDerivation
 from mmadmin.core.recipe import Json
-from mmadmin.core.recipes.patch_template import RECIPE
+from mmadmin.core.recipes.patch_template import OUTPUT, RECIPE, rendering_of
 from mmadmin.core.templates import PatchFails, conversations
 from tests.support.engine import EngineStore
 from tests.support.server import running_server
@@ -212,3 +212,11 @@ def test_the_patched_template_answers_for_every_effort(
     prompt = chat(patched, "/apply-template", **extra).json()["prompt"]
     wanted = "none" if effort == "none" else "high"
     assert f'"reasoning_effort": "{wanted}"' in prompt
+
+
+def test_the_report_beside_a_template(tmp_path: Path) -> None:
+    """A patched template has its report beside it; one that nobody patched has none."""
+    plain = input_object(tmp_path / "in", "{{ messages }}")
+    assert rendering_of(plain / OUTPUT) is None
+    (plain / "rendering.json").write_bytes(b'{"format":1}')
+    assert rendering_of(plain / OUTPUT) == {"format": 1}
