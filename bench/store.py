@@ -253,12 +253,12 @@ def build_and_collect(root: Path, after: Callable[[str], None], delay_s: float |
             collect(store, look=lambda *_: [])
 
 
-def one_kill(root: Path, turn: int, rnd: random.Random) -> bool:
+def one_kill(root: Path, turn: int, rnd: random.Random, longest_s: float) -> bool:
     """Run a process that is killed: after a step, or at a random moment. True when it was."""
     if turn % 2 == 0:
         after, delay = killer(rnd.choice(STEPS), rnd.randint(1, 4)), None
     else:
-        after, delay = no_step, rnd.uniform(0.001, 0.25)
+        after, delay = no_step, rnd.uniform(0, longest_s) + 0.001
     return in_child(partial(build_and_collect, root, after, delay)) == -signal.SIGKILL
 
 
@@ -288,8 +288,9 @@ def kills(folder: Path, options: argparse.Namespace) -> Row:
     store = Store(folder / "kills", floor_bytes=0)
     wrong: list[str] = []
     killed = 0
+    longest_s = timed(lambda: in_child(partial(build_and_collect, store.root, no_step, None)))
     for turn in range(options.kills):
-        killed += one_kill(store.root, turn, rnd)
+        killed += one_kill(store.root, turn, rnd, longest_s)
         for line in what_is_wrong(store, rnd):
             wrong.append(line)
             print(f"    run {turn}: {line}", flush=True)
