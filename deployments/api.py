@@ -298,7 +298,10 @@ def get_build(request: HttpRequest, build_id: int) -> Any:
 
 @builds.get("/builds/{int:build_id}/log", response={200: list[s.LogOut], **ERRORS})
 def build_log(
-    request: HttpRequest, build_id: int, after: int = Query(0, ge=0, le=s.MAX_ID), step: int = 0
+    request: HttpRequest,
+    build_id: int,
+    after: int = Query(0, ge=0, le=s.MAX_ID),
+    step: int = Query(0, ge=0, le=s.MAX_ID),
 ) -> Any:
     """A build's log after chunk `after`, oldest first; of one step, or of all."""
     queries.build(who(request), build_id)

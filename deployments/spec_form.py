@@ -105,8 +105,10 @@ def read(text: str) -> MutableMapping[str, Any]:
     """The text as a document that keeps its form. Raises `InvalidSpec` where it is not TOML."""
     try:
         return tomlkit.parse(text)
-    except TOMLKitError as error:
+    except (TOMLKitError, ValueError) as error:
         raise InvalidSpec(f"the file is not TOML: {error}", remedy="mend that line") from error
+    except RecursionError as error:
+        raise InvalidSpec("the file is nested too deeply", remedy="write it flatter") from error
 
 
 def sources(text: str) -> dict[str, str]:

@@ -36,6 +36,10 @@ Kind = Literal[
 keys, `tables` a list of tables, whose own fields are checked elsewhere."""
 
 _LARGEST = 2**53
+_PLACES = 20
+"""Most digits after the point: `1e-999999999` written out would be a gigabyte of zeros."""
+_SHOWN = 80
+"""Most characters of a value that a message repeats."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +116,7 @@ def decimal_text(value: Decimal | int) -> str:
     text = format(Decimal(value), "f")
     if "." in text:
         text = text.rstrip("0").rstrip(".")
-    return text or "0"
+    return "0" if text in ("", "-0") else text
 
 
 def read_table(
@@ -180,6 +184,14 @@ def toml_text(value: Json) -> str:
     return str(value)
 
 
+def _short(value: object) -> str:
+    """A value for a message, cut when it is long."""
+    if isinstance(value, int) and value.bit_length() > 8 * _SHOWN:
+        return f"a number of {value.bit_length()} bits"  # str() refuses thousands of digits
+    text = str(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+
+
 def _value(field: Field, value: Any, dotted: str) -> Json:
     """Check one value against its field."""
     if field.kind in ("string", "text", "choice"):
@@ -218,14 +230,18 @@ def _string(field: Field, value: Any, dotted: str) -> str:
         refuse(dotted, "this must be a text in quotes", remedy=_how(field))
     if field.choices and value not in field.choices:
         refuse(
-            dotted, f'"{value}" is not one of its values', remedy=suggestion(value, field.choices)
+            dotted,
+            f'"{_short(value)}" is not one of its values',
+            remedy=suggestion(value, field.choices),
         )
     if field.kind != "text" and not value.isprintable():
         refuse(dotted, "control characters are not allowed here", remedy="write one plain line")
     if "\0" in value:
         refuse(dotted, "a NUL character is not allowed", remedy="remove it")
     if field.pattern and not re.fullmatch(field.pattern, value):
-        refuse(dotted, f'"{value}" is not a valid value', remedy=field.remedy or _how(field))
+        refuse(
+            dotted, f'"{_short(value)}" is not a valid value', remedy=field.remedy or _how(field)
+        )
     return value
 
 
@@ -235,16 +251,23 @@ def _number(field: Field, value: Any, dotted: str, *, whole: bool) -> Json:
     number = Decimal(value)
     if not number.is_finite():
         refuse(dotted, "this must be a finite number", remedy=_how(field))
+    _check_places(number, dotted)
     if whole and (number != number.to_integral_value() or isinstance(value, Decimal)):
-        refuse(dotted, f"{value} is not a whole number", remedy=_how(field))
+        refuse(dotted, f"{_short(value)} is not a whole number", remedy=_how(field))
     low, high = field.minimum, field.maximum
     if low is not None and number < low:
-        refuse(dotted, f"{value} is below {low}", remedy=f"use {low} or more")
+        refuse(dotted, f"{_short(value)} is below {low}", remedy=f"use {low} or more")
     if high is not None and number > high:
-        refuse(dotted, f"{value} is above {high}", remedy=f"use {high} or less")
+        refuse(dotted, f"{_short(value)} is above {high}", remedy=f"use {high} or less")
     if abs(number) > _LARGEST:
-        refuse(dotted, f"{value} is out of range", remedy="use a smaller number")
+        refuse(dotted, f"{_short(value)} is out of range", remedy="use a smaller number")
     return int(number) if whole else decimal_text(number)
+
+
+def _check_places(number: Decimal, dotted: str) -> None:
+    exponent = number.as_tuple().exponent
+    if isinstance(exponent, int) and exponent < -_PLACES:
+        refuse(dotted, f"this has more than {_PLACES} digits after the point", remedy="write fewer")
 
 
 def _scalar(field: Field, value: Any, dotted: str) -> Json:
@@ -271,7 +294,8 @@ def _free(value: Any, dotted: str) -> Json:
     if isinstance(value, int | Decimal):
         number = Decimal(value)
         if not number.is_finite() or abs(number) > _LARGEST:
-            refuse(dotted, f"{value} is out of range", remedy="use a smaller number")
+            refuse(dotted, f"{_short(value)} is out of range", remedy="use a smaller number")
+        _check_places(number, dotted)
         return value if isinstance(value, int) else decimal_text(value)
     if isinstance(value, list):
         return [_free(item, f"{dotted}[{n}]") for n, item in enumerate(value)]

@@ -134,14 +134,30 @@ class Spec:
     host: str = ""
 
 
+SPEC_CHARACTERS = 256 * 1024
+"""Longest deployment file; reading one takes time that grows with it."""
+
+
 def parse_spec(text: str) -> Spec:
     """Read a deployment file. Raises `InvalidSpec` with `details["field"]`."""
+    if len(text) > SPEC_CHARACTERS:
+        raise InvalidSpec(
+            f"the deployment file has {len(text)} characters",
+            remedy=f"no deployment needs more than {SPEC_CHARACTERS}",
+            field="",
+        )
     try:
         document = tomllib.loads(text, parse_float=Decimal)
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # TOML's own, and int() refuses thousands of digits
         raise InvalidSpec(
             f"the deployment file is not valid TOML: {error}",
             remedy="mend the line that the message names",
+            field="",
+        ) from error
+    except RecursionError as error:
+        raise InvalidSpec(
+            "the deployment file is nested too deeply",
+            remedy="write its lists and tables as the documentation shows them",
             field="",
         ) from error
     return spec_from_document(document)

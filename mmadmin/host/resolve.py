@@ -195,7 +195,8 @@ class _Asker:
         """A GGUF file of this host, with the other shards of its set."""
         if not first.is_file():
             self._path(first, "model.path")
-        files = [RepoFile(p.name, p.stat().st_size) for p in first.parent.glob("*.gguf")]
+        beside = [p for p in first.parent.glob("*.gguf") if p.is_file()]  # no dead links
+        files = [RepoFile(p.name, p.stat().st_size) for p in beside]
         chosen = select(files, first.name)
         return tuple(self._path(first.parent / f.path, "model.path") for f in chosen.files)
 
@@ -207,7 +208,14 @@ class _Asker:
                 field=dotted,
             )
         self._say(f"reading {path.name}")
-        sha256, size = hash_file(path)
+        try:
+            sha256, size = hash_file(path)
+        except OSError as error:
+            raise InvalidSpec(
+                f"{dotted}: {path} cannot be read: {error.strerror}",
+                remedy="let the user that mmadmin runs as read it",
+                field=dotted,
+            ) from error
         return LockedFile(path.name, sha256, size, PathSource(str(path)))
 
     def _size(self, remote: Remote) -> int:

@@ -245,3 +245,34 @@ def test_the_description_covers_every_section_with_help():
         assert section["help"]
         for field in section["fields"]:
             assert field["help"], field["name"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (f"{SMALL}\n[serve]\ncontext = {'9' * 5000}", "not valid TOML"),
+        (f"{SMALL}\n[serve]\ncontext = 0x{'f' * 5000}", "is above"),
+        ("a = " + "[" * 5000 + "]" * 5000, "nested too deeply"),
+        ("a = " + "{b = " * 3000 + "1" + "}" * 3000, "nested too deeply"),
+        (SMALL + "#" * (256 * 1024), "characters"),
+        (f"{SMALL}\n[serve]\ntemperature = 1e-999999999", "digits after the point"),
+        (f"{SMALL}\n[serve]\ntemperature = 0.{'0' * 5000}1", "digits after the point"),
+    ],
+    ids=["integer", "hexadecimal", "lists", "tables", "long", "exponent", "zeros"],
+)
+def test_a_hostile_file_is_refused_in_words(text, said):
+    """Numbers and nestings beyond every measure are the author's error, not ours."""
+    assert said in refused(text).message
+
+
+def test_a_message_repeats_only_the_beginning_of_a_long_value():
+    """A value of thousands of characters does not fill the screen."""
+    for text in (SMALL.replace('"small"', f'"{"a" * 5000}"'), f"{SMALL}[serve]\nslots = {9**400}"):
+        assert len(refused(text).message) < 200
+
+
+def test_minus_nought_is_nought():
+    """It has one text, so that writing it back changes nothing."""
+    spec = parse_spec(f"{SMALL}\n[serve]\ntemperature = -0.0")
+    assert spec.serve["temperature"] == "0"
+    assert parse_spec(spec_to_toml(spec)) == spec

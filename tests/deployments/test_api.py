@@ -275,6 +275,13 @@ def test_conflicts(world: World) -> None:
     check_error(ask("POST", "/deployments", bob, {"spec_toml": taken}), 409, "conflict")
 
 
+@pytest.mark.parametrize("of", ["after", "step"])
+def test_a_number_beyond_every_database_is_refused_in_words(world: World, of: str) -> None:
+    """It is the caller's error, not ours."""
+    response = ask("GET", f"/builds/{world.build}/log?{of}={2**63}", world.people.alice)
+    check_error(response, 422, "invalid_input")
+
+
 def test_a_bug_has_the_same_shape(world: World, monkeypatch, caplog) -> None:
     """500, no traceback in the answer, one in the log."""
     monkeypatch.setattr("deployments.queries.hosts", lambda _actor: 1 / 0)

@@ -118,6 +118,7 @@ def test_files_of_the_host_are_known_by_their_bytes(tmp_path, sources):
     for n in (1, 2):
         (tmp_path / f"m-{n:05}-of-00002.gguf").write_bytes(bytes([n]))
     (tmp_path / "other.gguf").write_bytes(b"x")
+    (tmp_path / "dead.gguf").symlink_to(tmp_path / "gone.gguf")
     (tmp_path / "src.tar.gz").write_bytes(b"src")
     (tmp_path / "t.jinja").write_bytes(b"{{ x }}")
     made = spec(

@@ -88,3 +88,10 @@ def test_any_text_comes_back_as_it_was_typed(text: str) -> None:
     """Quotes, backslashes and signs survive the file."""
     after = spec_form.write(FILES[0], {"f:description": text})
     assert parse_spec(after).description == text.strip()
+
+
+@pytest.mark.parametrize("text", ["a = " + "[" * 5000 + "]" * 5000, f"a = {'9' * 5000}"])
+def test_a_hostile_text_is_refused_in_words(text: str) -> None:
+    """What the reader itself stumbles over is the author's error."""
+    with pytest.raises(InvalidSpec):
+        spec_form.sections(text)
