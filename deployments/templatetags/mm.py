@@ -180,6 +180,20 @@ def milli(value: float) -> str:
     return f"{value / 1000:.1f}"
 
 
+NOTABLE_PERMILLE = 50
+
+
+@register.filter
+def off_by(permille: int) -> SafeString:
+    """How far a prediction was off, in words too: 12 → 1.2 % too much."""
+    words = f"{abs(permille) / 10:.1f} % too {'much' if permille > 0 else 'little'}"
+    if permille == 0:
+        words = "exact"
+    tone = "warn" if abs(permille) >= NOTABLE_PERMILLE else "ok"
+    drawing = icon("warn") if tone == "warn" else icon("check")
+    return format_html('<span class="st {}">{}<span>{}</span></span>', tone, drawing, words)
+
+
 @register.simple_tag
 def took(start: datetime | None, end: datetime | None) -> SafeString | str:
     """How long something took, or has been taking: the latter counts on in the browser."""

@@ -58,6 +58,7 @@ def generation(request: HttpRequest, name: str, number: int) -> HttpResponse:
         "startable": STARTABLE,
         "launch": command.replace(" --", " \\\n  --"),
         "probes": (it.generation.probe_report or {}).get("rows", []),
+        "memory_rows": (it.generation.probe_report or {}).get("memory", []),
         "renders": renders(it.generation.rendering),
     }
     return show(request, "deployment/generation.html", context)

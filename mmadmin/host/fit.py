@@ -23,7 +23,7 @@ from mmadmin.core.gguf_file import TENSOR_TYPES, read_header
 from mmadmin.core.home import Home
 from mmadmin.core.lock import Lock
 from mmadmin.core.memory import Calibration, Prediction, predict
-from mmadmin.core.memory_report import compare_buffers, compare_devices, learn
+from mmadmin.core.memory_report import Row, compare_buffers, compare_devices, learn
 from mmadmin.core.model_shape import ModelShape, shape_of_headers
 from mmadmin.core.placement import (
     Answer,
@@ -73,7 +73,9 @@ class Look:
 def shape_of_model(path: Path) -> ModelShape:
     """The shape of a local GGUF; any shard stands for its whole set. Raises `InvalidModel`."""
     files = [
-        RepoFile(file.name, file.stat().st_size) for file in sorted(path.parent.glob("*.gguf"))
+        RepoFile(file.name, file.stat().st_size)
+        for file in sorted(path.parent.glob("*.gguf"))
+        if file.is_file()
     ]
     for one in group(files):
         if path.name in {file.path for file in one.files}:
@@ -94,6 +96,7 @@ def look(spec: Spec, hub: Hub | None = None) -> Look:
             files = [
                 RepoFile(f.relative_to(path).as_posix(), f.stat().st_size)
                 for f in path.rglob("*.gguf")
+                if f.is_file()
             ]
             path /= select(files, None).files[0].path
         shape = shape_of_model(path)
@@ -403,6 +406,7 @@ def report(
 ) -> list[dict[str, Json]]:
     """Predicted beside measured, for the record of an activation.
 
+    A host without GPUs is compared by the whole process: what of it lies in main memory.
     With `home` the installation learns from it: what the CUDA runtime takes is kept for the next
     prediction (`calibration_of`).
     """
@@ -418,7 +422,17 @@ def report(
         seats = [device_of(by_index[index]) for index in devices]
         _keep_calibration(home, learn(calibration_of(home), prediction, held, seats))
     rows = [*compare_devices(prediction, held), *compare_buffers(prediction, log)]
+    if not prediction.devices and (resident := _resident(pid)):
+        rows.insert(0, Row("main memory", prediction.host_bytes, resident))
     return [row.as_json() for row in rows]
+
+
+def _resident(pid: int) -> int:
+    """Bytes of a process that lie in main memory; 0 when it is gone."""
+    try:
+        return int(psutil.Process(pid).memory_info().rss)
+    except psutil.Error:
+        return 0
 
 
 def calibration_of(home: Home) -> Calibration:

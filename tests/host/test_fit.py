@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from mmadmin.core.described_host import described_host
-from mmadmin.core.engine import System
+from mmadmin.core.engine import Options, System
 from mmadmin.core.errors import DoesNotFit, InvalidSpec, NotFound
 from mmadmin.core.facts import GpuFacts, GpuProcess
 from mmadmin.core.home import Home
@@ -198,17 +198,22 @@ def _hub_spec(quant: str) -> str:
     return text.replace('quant = "Q4_K_M"', f'quant = "{quant}"')
 
 
-def test_a_built_system_beside_or_in_place_of_what_runs(tmp_path: Path) -> None:
-    """The answer at an activation, from a file and from what a process holds on the cards."""
-    model = tmp_path / "m.gguf"
+def _system(folder: Path, options: Options) -> System:
+    """A system whose model has a header and no bytes on the disk."""
+    model = folder / "m.gguf"
     hollow = header(
-        tmp_path / "h", list(mistral_medium("Q4_K_M").weights), vocabulary=64, split=(0, 1, 0)
+        folder / "h", list(mistral_medium("Q4_K_M").weights), vocabulary=64, split=(0, 1, 0)
     )
     with model.open("wb") as file:
         file.write(hollow.head)
         file.truncate(hollow.size)
+    return System(folder, model, None, options, "llama-server", "m")
+
+
+def test_a_built_system_beside_or_in_place_of_what_runs(tmp_path: Path) -> None:
+    """The answer at an activation, from a file and from what a process holds on the cards."""
     options = {"context": 65536, "gpu_layers": 99, "tensor_split": ["8", "8", "8", "8"]}
-    system = System(tmp_path, model, None, options, "llama-server", "m")
+    system = _system(tmp_path, options)
     facts, cards = V100S.facts, [0, 1, 2, 3]
     assert beside(system, facts, cards, None)[0].mode == "overlap"
     busy = replace(
@@ -244,6 +249,17 @@ def test_a_built_system_beside_or_in_place_of_what_runs(tmp_path: Path) -> None:
     assert calibration_of(home) == Calibration()
     with pytest.raises(NotFound, match="no GPU 7"):
         predict_system(system, facts, [7])
+
+
+def test_without_gpus_the_process_is_compared(tmp_path: Path) -> None:
+    """On a CPU host what lies in main memory stands beside the prediction; a gone process not."""
+    made = predict_system(_system(tmp_path, {"context": 4096}), host_facts(), [])
+    rows = report(made, host_facts(), [], os.getpid(), [])
+    assert [row["part"] for row in rows] == ["main memory"]
+    assert rows[0]["predicted"] == made.host_bytes
+    assert isinstance(rows[0]["measured"], int)
+    assert rows[0]["measured"] > 2**20
+    assert report(made, host_facts(), [], 2**22 + 5, []) == []
 
 
 def test_a_process_that_is_gone_holds_nothing() -> None:
@@ -282,6 +298,7 @@ def test_any_shard_stands_for_its_set(tmp_path: Path) -> None:
         with (tmp_path / f"m-0000{i + 1}-of-00002.gguf").open("wb") as file:
             file.write(hollow.head)
             file.truncate(hollow.size)
+    (tmp_path / "dead.gguf").symlink_to(tmp_path / "gone.gguf")
     shapes = [shape_of_model(tmp_path / f"m-0000{i}-of-00002.gguf") for i in (1, 2)]
     assert shapes[0] == shapes[1]
     assert shapes[0].weight_bytes == mistral_medium("Q4_K_M").weight_bytes

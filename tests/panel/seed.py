@@ -147,6 +147,17 @@ PROBES = {
         "prompt_tokens_per_s_milli": 127_000,
         "generation_tokens_per_s_milli": 9_100,
     },
+    "memory": [
+        {
+            "part": f"GPU {index}",
+            "predicted": int(predicted * GIB),
+            "measured": int(measured * GIB),
+            "error_permille": round(1000 * (predicted - measured) / measured),
+        }
+        for index, (predicted, measured) in enumerate(
+            ((24.13, 24.2), (23.5, 23.5), (23.44, 23.4), (22.9, 24.8))
+        )
+    ],
 }
 
 

@@ -588,3 +588,18 @@ def test_what_the_template_s_patches_change(viewer: Client) -> None:
     assert "the same" in shown
     other = viewer.get("/deployments/smollm2-135m/generations/1/").content.decode()
     assert 'id="rendering"' not in other
+
+
+def test_memory_predicted_and_measured(viewer: Client) -> None:
+    """Generation and host say part by part how far the prediction was off, in words too."""
+    for page in (f"/deployments/{NAME}/generations/5/", "/hosts/"):
+        html = viewer.get(page).content.decode()
+        rows = re.findall(
+            r'<td class="lead">(GPU \d)</td>.*?>([\d.]+ GiB)</td>.*?>([\d.]+ GiB)</td>(.*?)</tr>',
+            html,
+        )
+        assert [row[:3] for row in rows[-4:]][3] == ("GPU 3", "22.9 GiB", "24.8 GiB"), page
+        assert "7.7 % too little" in rows[3][3]
+        assert "st warn" in rows[3][3]
+        assert "exact" in rows[1][3]
+        assert "0.2 % too much" in rows[2][3]
