@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from deployments import actions
 from deployments.models import (
     AuditEvent,
     ClientKey,
@@ -22,7 +21,7 @@ from deployments.models import (
 )
 from mmadmin.cli import installation
 from mmadmin.cli.main import app
-from mmadmin.core.errors import Conflict, NotFound, Refused
+from mmadmin.core.errors import Conflict, InvalidInput, NotFound, Refused
 from mmadmin.core.home import Home
 from mmadmin.core.lifecycle import GenerationState
 
@@ -152,7 +151,7 @@ def test_deploy_of_a_bad_file_names_it(alice: User, tmp_path: Path) -> None:
         mm("deploy", str(tmp_path / "none.toml"))
     bad = tmp_path / "bad.toml"
     bad.write_text("[deployment]\nnaem = 1\n")
-    with pytest.raises(actions.InvalidInput):
+    with pytest.raises(InvalidInput):
         mm("deploy", str(bad))
 
 

@@ -138,6 +138,22 @@ def test_worker_killed_in_mid_merge(
     no_leftovers(site, family)
 
 
+STREAM = "stream"
+
+
+@pytest.fixture
+def streamed(site: Installation, tmp_path: Path) -> str:
+    """A deployment of the demo model under a name of its own, live; a key for it."""
+    if STREAM not in {d["name"] for d in site.json("status")["deployments"]}:
+        text = (CATALOG / f"{NAME}.toml").read_text(encoding="utf-8")
+        spec = tmp_path / "stream.toml"
+        spec.write_text(text.replace(f'name = "{NAME}"', f'name = "{STREAM}"'), encoding="utf-8")
+        site.run("deploy", str(spec), "--reason", "for the stream")
+    key = site.key()
+    assert site.answered(key, STREAM).startswith(f"{STREAM}/")
+    return key
+
+
 class Stream(threading.Thread):
     """A long streamed chat in the background, until it ends or is told to leave."""
 
@@ -151,7 +167,7 @@ class Stream(threading.Thread):
     def run(self) -> None:
         """Read events as they come."""
         body = {
-            "model": NAME,
+            "model": STREAM,
             "messages": [{"role": "user", "content": "Count from one to five hundred."}],
             "max_tokens": 4000,
             "stream": True,
@@ -184,16 +200,13 @@ class Stream(threading.Thread):
 
 
 @pytest.mark.timeout(900)
-def test_streams_survive_restarts(site: Installation) -> None:
+def test_streams_survive_restarts(site: Installation, streamed: str) -> None:
     """Worker, panel and broker are restarted while a chat streams; then the gate itself.
 
     A gate that is told to stop refuses new requests, lets its streams go on, and is replaced when
     the last of them has ended.
     """
-    if NAME not in {d["name"] for d in site.json("status")["deployments"]}:
-        site.run("deploy", str(CATALOG / f"{NAME}.toml"), "--reason", "for the stream")
-    key = site.key()
-    site.answered(key, NAME)
+    key = streamed
     engines = [p for p in site.processes() if p.name() == "llama-server"]
     stream = Stream(site, key)
     stream.start()
@@ -220,7 +233,7 @@ def test_streams_survive_restarts(site: Installation) -> None:
         "everything again",
         lambda: all(s["state"] == "running" for s in site.json("status")["services"]),
     )
-    assert site.answered(key, NAME).startswith(f"{NAME}/")
+    assert site.answered(key, STREAM).startswith(f"{STREAM}/")
 
 
 def accepts(site: Installation, key: str) -> bool:
@@ -235,10 +248,9 @@ def accepts(site: Installation, key: str) -> bool:
 
 
 @pytest.mark.timeout(600)
-def test_a_killed_supervisor_is_cleaned_up_after(site: Installation) -> None:
+def test_a_killed_supervisor_is_cleaned_up_after(site: Installation, streamed: str) -> None:
     """Kill -9 of supervisord: `mm up` ends what it left and starts all anew; the model is back."""
-    key = site.key()
-    site.answered(key, NAME)
+    key = streamed
     daemon = site.supervisor.pid_of_daemon()
     assert daemon is not None
     old = {p.pid for p in site.processes()}
@@ -246,4 +258,4 @@ def test_a_killed_supervisor_is_cleaned_up_after(site: Installation) -> None:
     wait_for("its end", lambda: not site.supervisor.running())
     site.run("up", "--no-demo")
     assert not old & {p.pid for p in site.processes()}
-    assert wait_for("the model", lambda: site.ask(key, NAME).status_code == httpx.codes.OK)
+    assert wait_for("the model", lambda: site.ask(key, STREAM).status_code == httpx.codes.OK)
