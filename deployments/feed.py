@@ -29,6 +29,7 @@ from deployments.models import ClientKey, Deployment, Publication, Replica, Repl
 from mmadmin.core.home import Home
 from mmadmin.core.snapshot import (
     NUDGE_CHANNEL,
+    REVOKE_CHANNEL,
     SNAPSHOT_KEY,
     KeyRecord,
     ReplicaRoute,
@@ -95,6 +96,15 @@ def announce(
     }
     with suppress(redis.RedisError):
         client().publish(EVENTS_CHANNEL, json.dumps(event))
+
+
+def announce_revoked(key_id: str) -> None:
+    """Tell every gate that a key is dead, ahead of the snapshot; call it once that is committed.
+
+    Best effort: the snapshot that follows says the same.
+    """
+    with suppress(redis.RedisError):
+        client().publish(REVOKE_CHANNEL, key_id)
 
 
 def current_snapshot() -> Snapshot:

@@ -132,6 +132,7 @@ def revoke_key(actor: User, key_id: str) -> ClientKey:
         if key.revoked_at is None:
             key.revoked_at = timezone.now()
             key.save(update_fields=["revoked_at"])
+            transaction.on_commit(lambda: feed.announce_revoked(key.key_id))
             _after_key_change(actor, "key.revoke", key, f"key {key} of {key.owner} revoked")
     return key
 

@@ -3,7 +3,8 @@
 `RedisDirectory` learns of a new snapshot by a nudge (pub/sub) and, in case a nudge was lost, by a
 timer; it also takes the file that the panel writes beside it. The newest version wins, an older
 one never comes back, and the last good one is kept on disk: with broker, panel and database gone,
-a gate that is started anew serves from it.
+a gate that is started anew serves from it. A revoked key is told by its id as well, so that it is
+dead before a snapshot of ten thousand keys has been written and read.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import logging
 import os
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -25,6 +27,7 @@ from redis.exceptions import RedisError
 from mmadmin.core.errors import InvalidInput
 from mmadmin.core.snapshot import (
     NUDGE_CHANNEL,
+    REVOKE_CHANNEL,
     SNAPSHOT_KEY,
     Snapshot,
     Usage,
@@ -78,6 +81,8 @@ class RedisDirectory:
         self._spool = spool
         self.courier = Courier(redis, folder / "spool", spool)
         self._snapshot = EMPTY
+        self._revoked: set[str] = set()
+        """Told by id, and not yet confirmed by a snapshot."""
         self._raw: bytes = b""
         self._file_mark = (0, 0)
         self._listeners: list[Listener] = []
@@ -135,11 +140,15 @@ class RedisDirectory:
         while True:
             try:
                 async with self._redis.pubsub() as channel:
-                    await channel.subscribe(NUDGE_CHANNEL)
+                    await channel.subscribe(NUDGE_CHANNEL, REVOKE_CHANNEL)
                     await self.refresh()
                     self.connected = True
                     async for message in channel.listen():
-                        if message["type"] == "message":
+                        if message["type"] != "message":
+                            continue
+                        if message["channel"] == REVOKE_CHANNEL.encode():
+                            self._revoke(message["data"].decode())
+                        else:
                             await self.refresh()
             except (RedisError, OSError) as error:
                 if self.connected:
@@ -192,10 +201,33 @@ class RedisDirectory:
             return False
         if snapshot.version <= self._snapshot.version:
             return False
+        self._revoked = {key_id for key_id in self._revoked if _is_active(snapshot, key_id)}
+        self._use(_without(snapshot, self._revoked))
+        return True
+
+    def _revoke(self, key_id: str) -> None:
+        """A key is dead from here on, whatever an older snapshot that comes in between says."""
+        if _is_active(self._snapshot, key_id):
+            self._revoked.add(key_id)
+            self._use(_without(self._snapshot, {key_id}))
+
+    def _use(self, snapshot: Snapshot) -> None:
         self._snapshot = snapshot
         for listener in self._listeners:
             listener(snapshot)
-        return True
+
+
+def _is_active(snapshot: Snapshot, key_id: str) -> bool:
+    key = snapshot.keys.get(key_id)
+    return key is not None and key.state != "revoked"
+
+
+def _without(snapshot: Snapshot, key_ids: set[str]) -> Snapshot:
+    """The snapshot with these keys revoked."""
+    if not key_ids:
+        return snapshot
+    dead = {key_id: replace(snapshot.keys[key_id], state="revoked") for key_id in key_ids}
+    return replace(snapshot, keys={**snapshot.keys, **dead})
 
 
 def _keep(path: Path, raw: bytes) -> None:

@@ -14,7 +14,13 @@ from django.utils import timezone
 from deployments import actions, feed
 from deployments.models import ClientKey, Deployment, Generation, Host, Replica
 from mmadmin.core.access import key_matches
-from mmadmin.core.snapshot import NUDGE_CHANNEL, SNAPSHOT_KEY, Snapshot, snapshot_from_json
+from mmadmin.core.snapshot import (
+    NUDGE_CHANNEL,
+    REVOKE_CHANNEL,
+    SNAPSHOT_KEY,
+    Snapshot,
+    snapshot_from_json,
+)
 from tests.deployments.conftest import People
 
 pytestmark = [
@@ -61,8 +67,15 @@ def test_a_key_reaches_the_gate_at_once(people: People, broker, settings) -> Non
     assert int(nudges.get_message(timeout=1)["data"]) == in_redis(broker).version
     actions.suspend_key(people.alice, key.key_id, on=True)
     assert in_redis(broker).keys[key.key_id].state == "suspended"
+    nudges.subscribe(REVOKE_CHANNEL)
     actions.revoke_key(people.alice, key.key_id)
     assert in_file(settings).keys[key.key_id].state == "revoked"
+    told = []
+    while (message := nudges.get_message(timeout=1)) is not None:
+        told.append((message["channel"].decode(), message["data"]))
+    revoked, nudge = told[-2:]
+    assert revoked == (REVOKE_CHANNEL, key.key_id.encode()), "first"
+    assert nudge[0] == NUDGE_CHANNEL
     nudges.close()
 
 

@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from mmadmin.core.access import new_key
-from mmadmin.core.snapshot import GATE_WATCH_PREFIX, Snapshot, snapshot_to_json
+from mmadmin.core.snapshot import GATE_WATCH_PREFIX, REVOKE_CHANNEL, Snapshot, snapshot_to_json
 from mmadmin.gate.directory import KEPT, PUBLISHED
 from tests.gate.house import MODEL
 from tests.gate.processes import PEPPER, Collector, Town, running_town
@@ -326,6 +326,29 @@ async def test_a_revoked_key_is_dead_on_every_worker(tmp_path, engine) -> None:
             stop.set()
             took.append(max(*cut, *await asyncio.gather(*using)) - passed)
         assert sorted(took)[2] < 0.5, took
+
+
+async def test_a_revoked_key_is_told_ahead_of_the_snapshot(tmp_path, engine) -> None:
+    """By its id it is dead at once, whatever an older snapshot says that comes in between."""
+    doomed = new_key(PEPPER.encode())
+    async with running_town(tmp_path, engine) as town:
+        record = replace(town.record, key_id=doomed.key_id, digest=doomed.digest)
+
+        async def told() -> None:
+            while any(p["version"] != town.version for p in await town.presences()):
+                await asyncio.sleep(0.01)
+
+        await town.publish(keys=[town.record, record])
+        await told()
+        assert (await ask(town.gate.port, CHAT, BODY, key=doomed.text)).status == 200
+        assert await town.redis.publish(REVOKE_CHANNEL, doomed.key_id) == 1
+        began = time.monotonic()
+        while (await ask(town.gate.port, CHAT, BODY, key=doomed.text)).status == 200:
+            assert time.monotonic() - began < 0.5, "sooner than any timer"
+        await town.publish(keys=[town.record, record])
+        await told()
+        assert (await ask(town.gate.port, CHAT, BODY, key=doomed.text)).status == 401
+        assert (await ask(town.gate.port, CHAT, BODY, key=town.key.text)).status == 200
 
 
 async def test_figures_of_all_workers_come_from_any(tmp_path, engine) -> None:
