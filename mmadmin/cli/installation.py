@@ -6,6 +6,7 @@ Importing this loads no framework. `load_environment` must have run before anyth
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import shlex
@@ -45,7 +46,12 @@ def read_settings(path: Path) -> dict[str, str]:
                 f"{path}, line {number}: `{name}` is not a setting",
                 remedy=f"use one of {', '.join(REMEMBERED)}, or remove the line",
             )
-        found[name] = " ".join(shlex.split(value))
+        try:
+            found[name] = " ".join(shlex.split(value))
+        except ValueError as error:
+            raise InvalidInput(
+                f"{path}, line {number}: {error}", remedy="mend the quotes, or remove the line"
+            ) from error
     return found
 
 
@@ -84,8 +90,20 @@ def load_environment() -> Home:
             os.environ[name] = _file_value(f"{name}_FILE", Path(path))
     for name, value in read_settings(settings_file(home)).items():
         os.environ.setdefault(name, value)
+    _check_numbers(home)
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "mmadmin.settings")
     return home
+
+
+def _check_numbers(home: Home) -> None:
+    """Refuse a number that is none before `mm up` remembers it: every command would fail."""
+    for name, variable in VARIABLES.items():
+        value = os.environ.get(name) or ""
+        if value and (problem := variable.problem(value)):
+            raise InvalidInput(
+                f"{name}: {problem}",
+                remedy=f"set {name} to another, or remove its line in {settings_file(home)}",
+            )
 
 
 def _file_value(name: str, path: Path) -> str:
@@ -124,6 +142,16 @@ def is_set_up(home: Home) -> bool:
 
 def prepare(home: Home) -> None:
     """Make the layout and the secrets; changes nothing that is there. Idempotent."""
+    try:
+        _make(home)
+    except OSError as error:
+        raise InvalidInput(
+            f"{home.root} cannot hold an installation: {error.strerror} ({error.filename})",
+            remedy="let MM_HOME name a folder of your own, on a disk with room",
+        ) from error
+
+
+def _make(home: Home) -> None:
     home.root.mkdir(parents=True, exist_ok=True, mode=0o700)
     private = (home.secrets, home.run_dir, home.replicas, home.gate, home.broker)
     for folder in (*private, home.logs / "engines", home.supervisor, home.root / "static"):
@@ -171,6 +199,16 @@ def listener(port: int) -> Listener | None:
     return None
 
 
+def check_distinct(ports: Ports) -> None:
+    """Refuse one port for two services: each would take it from the other."""
+    if len({ports.panel, ports.gate, ports.metrics}) < 3:  # noqa: PLR2004 (of three)
+        raise InvalidInput(
+            f"panel ({ports.panel}), gate ({ports.gate}) and metrics ({ports.metrics}) need a port"
+            " each",
+            remedy="set MM_PANEL_PORT, MM_GATE_PORT or MM_METRICS_PORT to another number",
+        )
+
+
 def check_port(port: int, variable: str, what: str) -> None:
     """Raise `Conflict`, naming the process, when a port that we need is taken."""
     family = socket.AF_INET6 if ":" in bind_address() else socket.AF_INET
@@ -185,6 +223,11 @@ def check_port(port: int, variable: str, what: str) -> None:
                 remedy=f"choose one above 1023: {variable}=NUMBER make up",
             ) from error
         except OSError as error:
+            if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+                raise InvalidInput(
+                    f"MM_BIND: {bind_address()} is no address of this machine",
+                    remedy="use 127.0.0.1, 0.0.0.0, or one of its addresses",
+                ) from error
             holder = listener(port)
             raise Conflict(
                 f"port {port} ({what}) is taken by {holder or f'something: {error.strerror}'}",

@@ -105,6 +105,7 @@ def start_services(home: Home, ports: Ports, *, restart: bool, quiet: bool) -> N
     )
     from mmadmin.host.supervisor import Supervisor  # noqa: PLC0415
 
+    installation.check_distinct(ports)
     supervisor = Supervisor(home)
     wanted = services(home, ports)
     fingerprint = code_fingerprint() + "\n" + "\n".join(repr(s.spec) for s in wanted)

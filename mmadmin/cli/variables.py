@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+MAX_PORT = 65535
+MAX_NUMBER = 2**53
+
 
 @dataclass(frozen=True, slots=True)
 class Variable:
@@ -18,15 +21,29 @@ class Variable:
     default: str
     remembered: bool = True
     """`mm up` writes it into `MM_HOME/settings.env`."""
+    least: int | None = None
+    """The variable is a whole number, and this the smallest; None = it is text."""
+
+    def problem(self, value: str) -> str:
+        """What is wrong with a value; empty when nothing is."""
+        if self.least is None:
+            return ""
+        most = MAX_PORT if "_PORT" in self.name else MAX_NUMBER
+        plain = value.isascii() and value.isdigit() and len(value) <= len(str(MAX_NUMBER))
+        if plain and self.least <= int(value) <= most:
+            return ""
+        return f"{value!r} is not a whole number from {self.least} to {most}"
 
 
 SECTIONS: dict[str, tuple[Variable, ...]] = {
     "Places and ports": (
         Variable("MM_HOME", "folder of all state", "`var/` of the checkout", remembered=False),
-        Variable("MM_PANEL_PORT", "port of the panel", "8000"),
-        Variable("MM_GATE_PORT", "port of the gate, the OpenAI API", "20000"),
-        Variable("MM_METRICS_PORT", "port of the gate's metrics and health", "gate's port + 1"),
-        Variable("MM_ENGINE_PORTS_FROM", "first port for engines", "gate's port + 1000"),
+        Variable("MM_PANEL_PORT", "port of the panel", "8000", least=1),
+        Variable("MM_GATE_PORT", "port of the gate, the OpenAI API", "20000", least=1),
+        Variable(
+            "MM_METRICS_PORT", "port of the gate's metrics and health", "gate's port + 1", least=1
+        ),
+        Variable("MM_ENGINE_PORTS_FROM", "first port for engines", "gate's port + 1000", least=1),
         Variable("MM_BIND", "address that panel and gate listen on", "127.0.0.1"),
         Variable("MM_HOST_NAME", "name of this machine among the hosts", "local"),
     ),
@@ -59,19 +76,21 @@ SECTIONS: dict[str, tuple[Variable, ...]] = {
     "The gate": (
         Variable("MM_GATE_HOST", "address of the gate alone", "`MM_BIND`", remembered=False),
         Variable("MM_METRICS_HOST", "address of metrics and health", "127.0.0.1"),
-        Variable("MM_GATE_WORKERS", "processes of the gate", "1"),
-        Variable("MM_GATE_BODY_LIMIT_MIB", "largest request body, MiB", "64"),
-        Variable("MM_GATE_SILENCE_S", "a stream silent for so long gets a comment, s", "10"),
-        Variable("MM_GATE_QUEUE_TIMEOUT_S", "longest wait in the queue, s", "300"),
-        Variable("MM_GATE_REQUEST_TIMEOUT_S", "longest request, s", "3600"),
-        Variable("MM_GATE_STOP_S", "streams may finish for so long at a stop, s", "120"),
+        Variable("MM_GATE_WORKERS", "processes of the gate", "1", least=1),
+        Variable("MM_GATE_BODY_LIMIT_MIB", "largest request body, MiB", "64", least=1),
+        Variable(
+            "MM_GATE_SILENCE_S", "a stream silent for so long gets a comment, s", "10", least=1
+        ),
+        Variable("MM_GATE_QUEUE_TIMEOUT_S", "longest wait in the queue, s", "300", least=1),
+        Variable("MM_GATE_REQUEST_TIMEOUT_S", "longest request, s", "3600", least=1),
+        Variable("MM_GATE_STOP_S", "streams may finish for so long at a stop, s", "120", least=1),
         Variable("MM_GATE_ACCESS_LOG", "0 = no line a request", "1"),
         Variable("MM_GATE_SPOOL_FSYNC", "`always` = each event synced before its answer ends", ""),
     ),
     "Building": (
         Variable("MM_SANDBOX", "how steps are shut in: bubblewrap, unshare or none", "the best"),
         Variable("MM_JOBS", "compile jobs at the same time", "number of cores"),
-        Variable("MM_BUILDS_AT_ONCE", "builds at the same time on this host", "2"),
+        Variable("MM_BUILDS_AT_ONCE", "builds at the same time on this host", "2", least=1),
         Variable("MM_STEP_TIME_S", "longest time of a program in a step, s", "1 day"),
         Variable("MM_STEP_SILENCE_S", "longest silence of a program in a step, s", "2 hours"),
         Variable("MM_STEP_LOG_BYTES", "largest log of a step, bytes", "64 MiB"),

@@ -10,7 +10,7 @@ import pytest
 from mmadmin.cli import installation
 from mmadmin.cli.variables import REMEMBERED
 from mmadmin.core.errors import Conflict, InvalidInput
-from mmadmin.core.home import Home
+from mmadmin.core.home import Home, Ports
 
 
 @pytest.fixture
@@ -98,3 +98,51 @@ def test_a_taken_port_names_the_process(clean_env: pytest.MonkeyPatch) -> None:
     assert f"pid {os.getpid()}" in caught.value.message
     assert f"MM_PANEL_PORT={port + 1}" in caught.value.remedy
     installation.check_port(port, "MM_PANEL_PORT", "panel")
+
+
+@pytest.mark.parametrize("value", ["abc", "-1", "0", "8091.5", "99999", " ", "80,81", "9" * 5000])
+def test_a_port_that_is_none_is_refused_before_it_is_remembered(
+    tmp_path: Path, clean_env: pytest.MonkeyPatch, value: str
+) -> None:
+    """Remembered, it would make every later command fail."""
+    clean_env.setenv("MM_HOME", str(tmp_path))
+    clean_env.setenv("MM_PANEL_PORT", value)
+    with pytest.raises(InvalidInput, match="MM_PANEL_PORT"):
+        installation.load_environment()
+
+
+def test_numbers_are_numbers(tmp_path: Path, clean_env: pytest.MonkeyPatch) -> None:
+    """The remembered ones too; the message names the file."""
+    clean_env.setenv("MM_HOME", str(tmp_path))
+    clean_env.setenv("MM_GATE_STOP_S", "1")  # so that it is taken back afterwards
+    path = installation.settings_file(Home(tmp_path))
+    for line, said in (("MM_BIND='a", "line 1"), ("MM_GATE_STOP_S=abc", "MM_GATE_STOP_S")):
+        clean_env.delenv("MM_GATE_STOP_S", raising=False)
+        path.write_text(line)
+        with pytest.raises(InvalidInput, match=said) as caught:
+            installation.load_environment()
+        assert "line" in caught.value.remedy
+
+
+def test_one_port_is_not_for_two() -> None:
+    """Said before anything is started."""
+    with pytest.raises(InvalidInput, match="a port each"):
+        installation.check_distinct(Ports(panel=8000, gate=8000, metrics=8001, engines_from=9000))
+
+
+def test_a_home_that_cannot_be_is_refused_in_words(
+    tmp_path: Path, clean_env: pytest.MonkeyPatch
+) -> None:
+    """A file in its place, or above it."""
+    (tmp_path / "file").write_text("x")
+    for root in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(InvalidInput, match="cannot hold an installation"):
+            installation.prepare(Home(root))
+
+
+def test_an_address_of_another_machine_is_refused_in_words(clean_env: pytest.MonkeyPatch) -> None:
+    """Nobody has taken the port; the address is wrong."""
+    for address in ("192.0.2.1", "999.1.1.1"):
+        clean_env.setenv("MM_BIND", address)
+        with pytest.raises(InvalidInput, match="no address of this machine"):
+            installation.check_port(1, "MM_PANEL_PORT", "panel")
