@@ -61,6 +61,7 @@ LISTS: dict[type[Model], tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]
         ("deployment__name",),
     ),
     models.Browse: (("id", "repo", "state", "created_at"), ("state",), ("repo",)),
+    models.Care: (("id", "kind", "host", "state", "created_at"), ("kind", "state"), ()),
     models.Replica: (("uid", "generation", "port", "state", "pid"), ("state",), ("uid",)),
     models.Alarm: (("deployment", "kind", "subject", "raised_at", "cleared_at"), ("kind",), ()),
     models.UsageBucket: (("hour", "key_id", "deployment", "requests"), (), ("key_id",)),

@@ -230,6 +230,48 @@ class Browse(Job):
         ordering: ClassVar[list[str]] = ["-id"]
 
 
+class CareKind(models.TextChoices):
+    """What a host's worker looks after when it is asked to."""
+
+    PREVIEW = "gc-preview"
+    """What a collection of the store would free; frees nothing."""
+    COLLECT = "gc"
+    VERIFY = "verify"
+    """Every path of every object is as it was sealed."""
+    READ = "verify-contents"
+    """And every file has its digest: reads all of the store."""
+    DOCTOR = "doctor"
+
+
+class Care(Job):
+    """Care for a host: its store collected or verified, or the whole installation examined."""
+
+    kind = models.CharField(max_length=16, choices=CareKind.choices)
+    progress_done = models.BigIntegerField(default=0)
+    progress_total = models.BigIntegerField(default=0)
+    """Bytes read and to be read; 0 = it does not count."""
+    result = models.JSONField(null=True, blank=True)
+    max_attempts = models.PositiveIntegerField(default=2)
+
+    class Meta:
+        ordering: ClassVar[list[str]] = ["-id"]
+        indexes: ClassVar[list[models.Index]] = [
+            models.Index(fields=["host", "kind", "-id"], name="care_newest"),
+        ]
+        constraints: ClassVar[list[Any]] = [
+            models.UniqueConstraint(
+                fields=["host", "kind"],
+                condition=Q(state__in=[JobState.QUEUED, JobState.RUNNING]),
+                name="one_care_of_a_kind",
+            ),
+        ]
+
+    @property
+    def active(self) -> bool:
+        """True while it waits or works."""
+        return self.state in {JobState.QUEUED, JobState.RUNNING}
+
+
 class StepState(models.TextChoices):
     """Where a build step is."""
 

@@ -13,15 +13,16 @@ from django.db import transaction
 from django.utils import timezone
 from kombu.exceptions import OperationalError
 
-from deployments.models import Activation, Browse, Build
+from deployments.models import Activation, Browse, Build, Care
 
 log = logging.getLogger(__name__)
 
-AnyJob = Build | Activation | Browse
+AnyJob = Build | Activation | Browse | Care
 TASKS: dict[type[AnyJob], str] = {
     Build: "deployments.tasks.run_build",
     Activation: "deployments.tasks.run_activation",
     Browse: "deployments.tasks.run_browse",
+    Care: "deployments.tasks.run_care",
 }
 
 

@@ -12,9 +12,9 @@ from django.db import close_old_connections
 from django.utils.module_loading import import_string
 
 from deployments import feed
-from deployments.jobs import activations, books, browses, builds, hosts, keep, sweeper, watch
+from deployments.jobs import activations, books, browses, builds, cares, hosts, keep, sweeper, watch
 from deployments.jobs.recorder import Parent, recording
-from deployments.models import Activation, Browse, Build
+from deployments.models import Activation, Browse, Build, Care
 from deployments.queue import send
 
 
@@ -51,6 +51,15 @@ def run_browse(browse_id: int) -> None:
         if recorder is None:
             return
         browses.run(recorder, machine())
+
+
+@shared_task
+def run_care(care_id: int) -> None:
+    """Collect or verify the host's store, or examine the installation; record what was found."""
+    with recording(Care, care_id) as recorder:
+        if recorder is None:
+            return
+        cares.run(recorder, machine())
 
 
 @shared_task

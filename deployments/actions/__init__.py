@@ -7,6 +7,7 @@ command line cannot differ.
 """
 
 from deployments.actions.acting import acting_from, require
+from deployments.actions.caring import cancel_care, care
 from deployments.actions.deploying import (
     browse,
     cancel_build,
@@ -44,6 +45,8 @@ __all__ = [
     "browse",
     "cancel_activation",
     "cancel_build",
+    "cancel_care",
+    "care",
     "configure",
     "create_user",
     "deploy",

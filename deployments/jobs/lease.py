@@ -27,7 +27,7 @@ from django.utils import timezone
 
 from deployments import feed
 from deployments.jobs import states
-from deployments.models import Activation, Browse, Build, BuildStep, StepState
+from deployments.models import Activation, Browse, Build, BuildStep, Care, StepState
 from deployments.queue import AnyJob
 from mmadmin.core.errors import LeaseLost, StepFailed
 from mmadmin.core.lifecycle import GenerationState, JobState
@@ -38,7 +38,7 @@ LEASE_S = 20
 """A lease that is not extended ends after this."""
 HEARTBEAT_S = 5
 
-J = TypeVar("J", Build, Activation, Browse)
+J = TypeVar("J", Build, Activation, Browse, Care)
 
 KILLED = StepFailed(
     "worker killed (likely out of memory)",
@@ -201,7 +201,7 @@ def _end_build(build: Build, error: dict[str, Any] | None) -> None:
 def announce(job: AnyJob) -> None:
     """Tell open pages that the job changed, once that is committed."""
     kind = type(job).__name__.lower()
-    deployment = None if isinstance(job, Browse) else job.deployment
+    deployment = None if isinstance(job, Browse | Care) else job.deployment
     name = deployment.name if deployment else ""
     transaction.on_commit(
         lambda: feed.announce(

@@ -36,6 +36,7 @@ from mmadmin.core.store.substitute import Substituter
 from mmadmin.core.store.verify import require_intact
 from mmadmin.core.system import read_system
 from mmadmin.host import engine_process, fit
+from mmadmin.host.doctor import Patient, run_checks
 from mmadmin.host.drift import drift
 from mmadmin.host.facts import host_facts
 from mmadmin.host.hub import Hub
@@ -130,6 +131,20 @@ class Machine:
     ) -> dict[str, Any]:
         """A repository's models and whether each fits on this host."""
         return dict(fit.offers(Hub.from_env(), repo, revision, [self._view(running)], options))
+
+    # --- care
+
+    def examine(self) -> list[dict[str, Any]]:
+        """What the doctor finds."""
+        patient = Patient(
+            home=self.home,
+            ports=settings.PORTS,
+            facts=self.facts(),
+            redis_url=settings.REDIS_URL,
+            hub=Hub.from_env(),
+            public_origin=settings.PUBLIC_ORIGIN,
+        )
+        return [dict(result.as_json()) for result in run_checks(patient)]
 
     # --- activations
 

@@ -19,7 +19,7 @@ from django.db import DatabaseError, InterfaceError, OperationalError, connectio
 
 from deployments.jobs import lease, states
 from deployments.jobs.lease import J
-from deployments.models import Activation, Browse, Build, BuildStep, LogChunk
+from deployments.models import Activation, Browse, Build, BuildStep, Care, LogChunk
 from mmadmin.core.errors import Cancelled, MmError
 from mmadmin.core.lifecycle import JobState
 
@@ -76,14 +76,14 @@ class Recorder(Generic[J]):
 
     def log(self, line: str, step_id: int | None = None) -> None:
         """Add a line to the step's log, or to the job's own."""
-        if isinstance(self.job, Browse):
+        if isinstance(self.job, Browse | Care):
             log.info("%s %s: %s", type(self.job).__name__, self.job.pk, line)
             return
         with self._mutex:
             self._lines.setdefault(step_id, []).append(line)
 
     def progress(self, step_id: int, done: int, total: int, unit: str) -> None:
-        """Say how far a step is; only the newest word is written."""
+        """Say how far a step is, or (0) the whole job; only the newest word is written."""
         with self._mutex:
             self._progress[step_id] = (done, total, unit)
 
@@ -150,6 +150,9 @@ class Recorder(Generic[J]):
             with lease.fenced(self.job):
                 LogChunk.objects.bulk_create(self._chunks(lines))
                 for step_id, (done, total, unit) in progress.items():
+                    if isinstance(self.job, Care):
+                        lease.write(self.job, progress_done=done, progress_total=total)
+                        continue
                     BuildStep.objects.filter(pk=step_id, build=self.job.pk).update(
                         progress_done=done, progress_total=total, progress_unit=unit[:32]
                     )

@@ -12,7 +12,7 @@ from django.db.models import Q
 from django.utils import timezone
 
 from deployments.jobs import lease
-from deployments.models import Activation, Browse, Build
+from deployments.models import Activation, Browse, Build, Care
 from deployments.queue import AnyJob, send
 from mmadmin.core.lifecycle import JobState
 
@@ -39,6 +39,7 @@ def _due(now: datetime) -> Iterator[AnyJob]:
     yield from Activation.objects.filter(due).select_related("host", "deployment")
     yield from Build.objects.filter(due).select_related("host", "deployment")
     yield from Browse.objects.filter(due).select_related("host")
+    yield from Care.objects.filter(due).select_related("host")
 
 
 def _attend(job: AnyJob) -> bool:

@@ -14,7 +14,17 @@ from deployments.queries.history import (
     history,
     live_spans,
 )
-from deployments.queries.installation import activity, alarms, audit, host, hosts, tokens, users
+from deployments.queries.installation import (
+    activity,
+    alarms,
+    audit,
+    cares,
+    examinations,
+    host,
+    hosts,
+    tokens,
+    users,
+)
 from deployments.queries.jobs import activation, activations, browse, build, build_log, builds
 from deployments.queries.keys import key, key_events, keys
 from deployments.queries.looking import Page, require
@@ -34,10 +44,12 @@ __all__ = [
     "build",
     "build_log",
     "builds",
+    "cares",
     "deployment",
     "deployments_overview",
     "diff",
     "differences",
+    "examinations",
     "export_history",
     "generation",
     "history",

@@ -50,6 +50,8 @@ LOOKS: dict[str, tuple[str, str]] = {
     "passed": ("s-done", "ok"),
     "skipped": ("s-past", "idle"),
     "warning": ("s-drain", "warn"),
+    "warn": ("s-drain", "warn"),
+    "fail": ("s-bad", "bad"),
     "failed": ("s-bad", "bad"),
     "errored": ("s-bad", "bad"),
 }
@@ -180,13 +182,22 @@ def milli(value: float) -> str:
     return f"{value / 1000:.1f}"
 
 
+LEVELS = ("fail", "warn", "ok")
+
+
+@register.filter
+def worst_first(checks: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The doctor's checks: what is wrong, then what may be, then what is well."""
+    return sorted(checks, key=lambda check: LEVELS.index(check["level"]))
+
+
 NOTABLE_PERMILLE = 50
 
 
 @register.filter
 def off_by(permille: int) -> SafeString:
-    """How far a prediction was off, in words too: 12 → 1.2 % too much."""
-    words = f"{abs(permille) / 10:.1f} % too {'much' if permille > 0 else 'little'}"
+    """How far a prediction was off, in words too: 12 → 1.2 % high."""
+    words = f"{abs(permille) / 10:.1f} % {'high' if permille > 0 else 'low'}"
     if permille == 0:
         words = "exact"
     tone = "warn" if abs(permille) >= NOTABLE_PERMILLE else "ok"
@@ -402,6 +413,7 @@ def about(subject: str) -> dict[str, str]:
         "deployment": f"/deployments/{name}/",
         "generation": f"/deployments/{deployment}/generations/{number}/" if deployment else "",
         "key": f"/keys/{name}/",
+        "host": "/hosts/",
     }
     return {"kind": kind, "name": name, "href": places.get(kind, "") if name else ""}
 

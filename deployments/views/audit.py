@@ -15,7 +15,7 @@ VERBS = (
     ("key.", "client keys"),
     ("user.", "people"),
     ("token.", "API tokens"),
-    ("store.", "the store"),
+    ("host.", "hosts and stores"),
 )
 
 

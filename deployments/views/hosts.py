@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 from django.http import HttpRequest, HttpResponse
+from django.urls import reverse
 from django.utils import timezone
+from django.views.decorators.http import require_POST
 
-from deployments import queries
-from deployments.models import Host, Replica
-from deployments.views.page import page, person, show
+from deployments import actions, queries
+from deployments.models import Care, CareKind, Host, Replica
+from deployments.views.page import attempt, page, person, show
 
 SILENT = timedelta(minutes=2)
 """A worker that was not heard of for so long is said to be away."""
@@ -52,9 +54,15 @@ class Machine:
     memory: list[Memory]
     replicas: list[Replica]
     away: bool
+    examined: Care | None
+    """Its newest examination."""
 
 
-def machines(hosts: Iterable[Host], rows: Iterable[queries.DeploymentRow]) -> list[Machine]:
+def machines(
+    hosts: Iterable[Host],
+    rows: Iterable[queries.DeploymentRow],
+    examined: Mapping[int, Care] | None = None,
+) -> list[Machine]:
     """The hosts with their memory and the replicas that hold it."""
     running: dict[int, list[Replica]] = {}
     for row in rows:
@@ -68,6 +76,7 @@ def machines(hosts: Iterable[Host], rows: Iterable[queries.DeploymentRow]) -> li
             memory=memory(host.facts, running.get(host.pk, [])),
             replicas=running.get(host.pk, []),
             away=host.seen_at is None or now - host.seen_at > SILENT,
+            examined=(examined or {}).get(host.pk),
         )
         for host in hosts
     ]
@@ -103,10 +112,23 @@ def _card(gpu: dict[str, Any], by_pid: dict[int, str]) -> Memory:
 def hosts(request: HttpRequest) -> HttpResponse:
     """Every host."""
     me = person(request)
-    found = machines(queries.hosts(me), queries.deployments_overview(me))
+    examined = queries.examinations(me)
+    found = machines(queries.hosts(me), queries.deployments_overview(me), examined)
     return show(
         request,
         "hosts/page.html",
         {"nav": "hosts", "machines": found},
         parts={"hosts": "hosts/_hosts.html"},
+    )
+
+
+@require_POST
+@page
+def examine(request: HttpRequest, name: str) -> HttpResponse:
+    """Have the host's worker go through the doctor's checks."""
+    return attempt(
+        request,
+        lambda: actions.care(person(request), CareKind.DOCTOR, host=name),
+        f"The worker of {name} has been asked: its answer appears below.",
+        reverse("hosts"),
     )

@@ -196,6 +196,10 @@ class ToyMachine:
         names = [replica.generation.uid for replica in running]
         return {"repo": repo, "commit": "0" * 40, "offers": [], "running": names}
 
+    def examine(self) -> list[dict[str, Any]]:
+        row = {"name": "disk", "level": "warn", "fact": "9 GiB are free", "remedy": "collect"}
+        return [row]
+
     # --- engines: a JSON file says which run
 
     @contextmanager

@@ -147,20 +147,25 @@ PROBES = {
         "prompt_tokens_per_s_milli": 127_000,
         "generation_tokens_per_s_milli": 9_100,
     },
-    "memory": [
-        {
-            "part": f"GPU {index}",
-            "predicted": int(predicted * GIB),
-            "measured": int(measured * GIB),
-            "error_permille": round(1000 * (predicted - measured) / measured),
-        }
-        for index, (predicted, measured) in enumerate(
-            ((24.13, 24.2), (23.5, 23.5), (23.44, 23.4), (22.9, 24.8))
-        )
-    ],
 }
 
 
+def _compared(part: str, predicted: float, measured: float) -> dict[str, object]:
+    return {
+        "part": part,
+        "predicted": int(predicted * GIB),
+        "measured": int(measured * GIB),
+        "error_permille": round(1000 * (predicted - measured) / measured),
+    }
+
+
+MEMORY = {
+    "v100-box": [
+        _compared(f"GPU {index}", *sizes)
+        for index, sizes in enumerate(((24.13, 24.2), (23.5, 23.5), (23.44, 23.4), (22.9, 24.8)))
+    ],
+    "local": [_compared("main memory", 0.291, 0.297)],
+}
 SYSTEM = "[SYSTEM_PROMPT]You are a careful assistant.[/SYSTEM_PROMPT]"
 RENDERING = {
     "format": 1,
@@ -253,7 +258,9 @@ def _generation(
         built_at=at + timedelta(minutes=6) if built else None,
         lock=_lock(spec, number) if built else None,
         command=COMMAND if built else None,
-        probe_report=PROBES if built and state != "failed" else None,
+        probe_report=PROBES | {"memory": MEMORY[deployment.host.name]}
+        if built and state != "failed"
+        else None,
         rendering=RENDERING if built and "mistral" in deployment.name else None,
     )
     before = ""

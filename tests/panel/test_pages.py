@@ -14,6 +14,7 @@ from deployments.models import (
     AuditEvent,
     Browse,
     Build,
+    Care,
     ClientKey,
     Deployment,
     Generation,
@@ -47,6 +48,8 @@ OPERATOR_PAGES = (
     f"/deployments/{NAME}/rollback/",
     f"/deployments/{NAME}/stop/",
     f"/deployments/{NAME}/edit/",
+    "/store/care/gc/",
+    "/store/care/verify-contents/",
     "/deployments/new/",
     "/deployments/new/?from=smollm2-135m",
     "/keys/",
@@ -71,6 +74,7 @@ PARTS = (
     "/?part=activity",
     "/?part=memory",
     "/hosts/?part=hosts",
+    "/store/?part=care",
     f"/deployments/{NAME}/?part=now",
     f"/deployments/{NAME}/?part=under-way",
     f"/deployments/{NAME}/?part=timeline",
@@ -599,7 +603,83 @@ def test_memory_predicted_and_measured(viewer: Client) -> None:
             html,
         )
         assert [row[:3] for row in rows[-4:]][3] == ("GPU 3", "22.9 GiB", "24.8 GiB"), page
-        assert "7.7 % too little" in rows[3][3]
+        assert "7.7 % low" in rows[3][3]
         assert "st warn" in rows[3][3]
         assert "exact" in rows[1][3]
-        assert "0.2 % too much" in rows[2][3]
+        assert "0.2 % high" in rows[2][3]
+
+
+def test_the_store_is_cared_for(operator: Client, viewer: Client) -> None:
+    """A collection is asked about first; what a worker found stands on the page, for viewers too."""
+    assert "Collect what nobody needs?" in operator.get("/store/care/gc/").content.decode()
+    assert not Care.objects.exists()
+    assert operator.post("/store/care/gc/")["Location"] == "/store/"
+    job = Care.objects.get()
+    assert (job.kind, job.state, job.host.name) == ("gc", "queued", "local")
+    again = operator.post("/store/care/gc/", follow=True).content.decode()
+    assert "under way on local already" in again
+    result = {
+        "freed_bytes": 3 * 2**30,
+        "objects": 2,
+        "names": ["aa-old-model"],
+        "files": 5,
+        "kept_objects": 7,
+        "let_go": ["mistral-medium-3.5/1"],
+        "seconds": 1.0,
+    }
+    Care.objects.update(state="succeeded", result=result)
+    html = viewer.get("/store/?part=care").content.decode()
+    assert "Freed <strong>3.0 GiB</strong>: 2 objects and 5 files went, 7 objects stayed." in html
+    assert "mistral-medium-3.5/1" in html
+    assert "<form" not in html
+    assert operator.get("/store/care/doctor/").status_code == 404
+
+
+def test_damage_and_progress_of_a_verification(operator: Client) -> None:
+    """How far it is while it reads, with a way to end it; then what is damaged and how to mend it."""
+    operator.post("/store/care/verify-contents/")
+    Care.objects.update(state="running", progress_done=2**30, progress_total=4 * 2**30)
+    html = operator.get("/store/?part=care").content.decode()
+    assert "1.0 GiB of 4.0 GiB read" in html
+    operator.post(re.findall(r'action="(/store/cancel/\d+/)"', html)[0])
+    assert Care.objects.get().cancel_requested_at is not None
+    damaged = [
+        {
+            "name": "aa-model",
+            "state": "corrupt",
+            "problems": [{"path": "m.gguf", "problem": "is gone"}],
+        }
+    ]
+    result = {
+        "ok": 4,
+        "corrupt": 1,
+        "missing": 0,
+        "contents": True,
+        "read_bytes": 9,
+        "damaged": damaged,
+    }
+    Care.objects.update(state="succeeded", result=result)
+    html = operator.get("/store/").content.decode()
+    assert "1 damaged, 0 missing" in html
+    assert "m.gguf is gone" in html
+    assert "mm store repair" in html
+
+
+def test_the_doctor_is_asked_on_the_hosts_page(operator: Client, viewer: Client) -> None:
+    """Each host has its own button and its own answer, what is wrong first, with remedies."""
+    assert operator.post("/hosts/v100-box/examine/")["Location"] == "/hosts/"
+    assert Care.objects.get().host.name == "v100-box"
+    checks = [
+        {"name": "disk", "level": "ok", "fact": "much is free", "remedy": ""},
+        {"name": "clock", "level": "fail", "fact": "it is 400 s late", "remedy": "set up NTP"},
+    ]
+    Care.objects.update(state="succeeded", result={"checks": checks})
+    html = viewer.get("/hosts/").content.decode()
+    assert "→ set up NTP" in html
+    assert html.index("it is 400 s late") < html.index("much is free")
+    assert "/examine/" not in html
+    assert (
+        viewer.post("/hosts/local/examine/", follow=True)
+        .content.decode()
+        .count("it takes the role")
+    )
