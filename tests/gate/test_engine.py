@@ -344,7 +344,7 @@ async def test_messages(real: House) -> None:
             answer.usage.cache_read_input_tokens or 0
         )
         with pytest.raises(anthropic.NotFoundError) as missing:
-            await client.messages.create(**{**options, "model": "claude"})
+            await client.messages.create(**{**options, "model": "no-such-model"})
         assert missing.value.body["error"]["type"] == "not_found_error"
         with pytest.raises(anthropic.AuthenticationError):
             await client.with_options(api_key="sk-wrong").messages.create(**options)
