@@ -12,5 +12,7 @@ class DeploymentsConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        """Make our Celery application the one that `queue` sends with, in every process."""
+        """Make our Celery application the one that `queue` sends with; note logins."""
         import_module("mmadmin.celery").app.set_default()
+        user_logged_in = import_module("django.contrib.auth").user_logged_in
+        user_logged_in.connect(import_module("deployments.sessions").note_login)

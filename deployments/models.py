@@ -6,12 +6,16 @@ Rows of history (transitions, audit events, log chunks, usage) are written once.
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any, ClassVar
 
+from django.conf import settings
 from django.contrib.auth.models import AbstractUser
+from django.contrib.sessions.base_session import AbstractBaseSession
 from django.db import models
 from django.db.models import Q
 from django.utils import timezone
+from django.utils.module_loading import import_string
 
 from mmadmin.core.lifecycle import GenerationState, JobState
 
@@ -489,6 +493,26 @@ class UserToken(models.Model):
 
     class Meta:
         ordering: ClassVar[list[str]] = ["-id"]
+
+
+class Session(AbstractBaseSession):
+    """Somebody's login in one browser: Django's session, found by whose it is."""
+
+    user_id = models.BigIntegerField(null=True, db_index=True)
+    address = models.GenericIPAddressField(null=True)
+    agent = models.CharField(max_length=255, blank=True)
+    """The browser's own words about itself."""
+    began_at = models.DateTimeField(default=timezone.now)
+
+    @classmethod
+    def get_session_store_class(cls) -> Any:
+        """Where such rows are read and written."""
+        return import_string(f"{settings.SESSION_ENGINE}.SessionStore")
+
+    @property
+    def public_id(self) -> str:
+        """What names it on a page: the key itself would let in who reads it."""
+        return hashlib.sha256(self.session_key.encode()).hexdigest()[:16]
 
 
 class Publication(models.Model):

@@ -29,6 +29,8 @@ from deployments.actions.keys import (
 from deployments.actions.people import (
     create_user,
     edit_user,
+    end_other_sessions,
+    end_session,
     issue_token,
     revoke_token,
     set_password,
@@ -52,6 +54,8 @@ __all__ = [
     "deploy",
     "edit_key",
     "edit_user",
+    "end_other_sessions",
+    "end_session",
     "import_generation",
     "issue_key",
     "issue_token",

@@ -14,6 +14,7 @@ from deployments.actions.acting import audit, require
 from deployments.actions.keys import check_key_fields, pepper
 from deployments.models import (
     Role,
+    Session,
     User,
     UserToken,
 )
@@ -97,6 +98,8 @@ def set_user_active(actor: User, username: str, *, on: bool) -> User:
             _keep_one_admin(user)
         user.is_active = on
         user.save(update_fields=["is_active"])
+        if not on:
+            Session.objects.filter(user_id=user.pk).delete()
         verb = "enable" if on else "disable"
         audit(actor, f"user.{verb}", f"user:{username}", f"{verb} {username}")
     return user
@@ -113,6 +116,7 @@ def set_password(actor: User, username: str, password: str) -> User:
         _check_password(password, user)
         user.set_password(password)
         user.save(update_fields=["password"])
+        Session.objects.filter(user_id=user.pk).delete()
         audit(actor, "user.password", f"user:{username}", f"new password of {username}")
     return user
 
@@ -136,6 +140,27 @@ def edit_user(
         if actor.get_username() != username:
             require(actor, Role.ADMIN)
         return _locked_user(username)
+
+
+def end_session(actor: User, public_id: str) -> None:
+    """End one of one's own logins."""
+    require(actor, Role.VIEWER)
+    with transaction.atomic():
+        for session in Session.objects.filter(user_id=actor.pk):
+            if session.public_id == public_id:
+                session.delete()
+                audit(actor, "session.end", f"user:{actor}", f"a login of {actor} ended")
+                return
+    raise NotFound("this login has ended already")
+
+
+def end_other_sessions(actor: User, keep: str) -> int:
+    """End all of one's own logins but the one with this key; returns how many."""
+    require(actor, Role.VIEWER)
+    with transaction.atomic():
+        ended, _ = Session.objects.filter(user_id=actor.pk).exclude(session_key=keep).delete()
+        audit(actor, "session.end", f"user:{actor}", f"{ended} other logins of {actor} ended")
+    return ended
 
 
 def issue_token(

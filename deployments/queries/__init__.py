@@ -22,6 +22,7 @@ from deployments.queries.installation import (
     examinations,
     host,
     hosts,
+    sessions,
     tokens,
     users,
 )
@@ -61,6 +62,7 @@ __all__ = [
     "live_spans",
     "request",
     "require",
+    "sessions",
     "tokens",
     "usage",
     "usage_events",

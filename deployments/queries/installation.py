@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from django.conf import settings
 from django.db.models import Max, Q
+from django.utils import timezone
 
 from deployments.models import (
     Alarm,
@@ -12,6 +13,7 @@ from deployments.models import (
     CareKind,
     Host,
     Role,
+    Session,
     User,
     UserToken,
 )
@@ -99,6 +101,13 @@ def tokens(actor: User) -> list[UserToken]:
     """One's own API tokens, newest first."""
     require(actor)
     return list(UserToken.objects.filter(user=actor))
+
+
+def sessions(actor: User) -> list[Session]:
+    """One's own logins that have not ended, newest first."""
+    require(actor)
+    rows = Session.objects.filter(user_id=actor.pk, expire_date__gt=timezone.now())
+    return list(rows.order_by("-began_at"))
 
 
 def alarms(actor: User, *, name: str = "") -> list[Alarm]:

@@ -418,6 +418,20 @@ def about(subject: str) -> dict[str, str]:
     return {"kind": kind, "name": name, "href": places.get(kind, "") if name else ""}
 
 
+BROWSERS = (("Edg/", "Edge"), ("Firefox/", "Firefox"), ("Chrome/", "Chrome"), ("Safari/", "Safari"))
+SYSTEMS = ("Windows", "Android", "iPhone", "iPad", "Macintosh", "Linux")
+
+
+@register.filter
+def browser(agent: str) -> str:
+    """A browser's words about itself in two of ours: Firefox on Linux."""
+    name = next((name for sign, name in BROWSERS if sign in agent), "")
+    system = next((system for system in SYSTEMS if system in agent), "")
+    if name and system:
+        return f"{name} on {system.replace('Macintosh', 'a Mac')}"
+    return name or agent[:60] or "an unnamed program"
+
+
 @register.filter
 def pretty(value: Any) -> str:
     """JSON for people."""

@@ -117,6 +117,8 @@ def account(request: HttpRequest) -> HttpResponse:
         "nav": "account",
         "form": form,
         "tokens": queries.tokens(me),
+        "sessions": queries.sessions(me),
+        "present": request.session.session_key,
         "token_form": NewToken(),
     }
     status = 422 if form.errors else 200
@@ -151,5 +153,30 @@ def revoke_token(request: HttpRequest, token_id: str) -> HttpResponse:
         request,
         lambda: actions.revoke_token(person(request), token_id),
         "The token is revoked.",
+        reverse("account"),
+    )
+
+
+@require_POST
+@page
+def end_session(request: HttpRequest, public_id: str) -> HttpResponse:
+    """End one of one's own logins."""
+    return attempt(
+        request,
+        lambda: actions.end_session(person(request), public_id),
+        "That login has ended: whoever uses it must log in again.",
+        reverse("account"),
+    )
+
+
+@require_POST
+@page
+def end_sessions(request: HttpRequest) -> HttpResponse:
+    """End all of one's own logins but this one."""
+    present = request.session.session_key or ""
+    return attempt(
+        request,
+        lambda: actions.end_other_sessions(person(request), present),
+        "Every other login of yours has ended.",
         reverse("account"),
     )

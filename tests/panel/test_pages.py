@@ -683,3 +683,51 @@ def test_the_doctor_is_asked_on_the_hosts_page(operator: Client, viewer: Client)
         .content.decode()
         .count("it takes the role")
     )
+
+
+def test_one_s_own_logins(team: dict[str, User]) -> None:
+    """Each browser's login is listed with where it is; ending one puts it out, and only its owner can."""
+    laptop, phone, other = (
+        Client(REMOTE_ADDR=address, headers={"user-agent": agent})
+        for address, agent in (
+            ("10.0.0.1", "Mozilla/5.0 (X11; Linux x86_64) Gecko/20100101 Firefox/140.0"),
+            ("10.0.0.2", "Mozilla/5.0 (iPhone; CPU iPhone OS 18_0) Version/18.0 Safari/604.1"),
+            ("10.0.0.3", "curl/8"),
+        )
+    )
+    for client, name in ((laptop, "vera"), (phone, "vera"), (other, "otto")):
+        answer = client.post("/login/", {"username": name, "password": PASSWORD})
+        assert answer.status_code == 302
+    html = laptop.get("/account/").content.decode()
+    assert "Firefox on Linux" in html
+    assert "Safari on iPhone" in html
+    assert "10.0.0.2" in html
+    assert "curl/8" not in html
+    assert laptop.session.session_key not in html
+    assert phone.session.session_key not in html
+    ends = re.findall(r'action="(/account/sessions/\w+/)"', html)
+    assert len(ends) == 1
+    assert "ended already" in other.post(ends[0], follow=True).content.decode()
+    assert phone.get("/account/").status_code == 200
+    assert laptop.post(ends[0]).status_code == 302
+    assert phone.get("/account/").status_code == 302
+    assert laptop.get("/account/").status_code == 200
+
+
+def test_all_other_logins_end_at_once(team: dict[str, User]) -> None:
+    """By the button, by a new password, and when an admin keeps somebody out."""
+    here, there, admin = Client(), Client(), Client()
+    for client in (here, there):
+        client.force_login(team["vera"])
+    admin.force_login(team["ada"])
+    here.post("/account/sessions/")
+    assert there.get("/account/").status_code == 302
+    assert here.get("/account/").status_code == 200
+    there.force_login(team["vera"])
+    here.post("/account/", {"old": PASSWORD, "password": "another long password"})
+    assert there.get("/account/").status_code == 302
+    assert here.get("/account/").status_code == 200
+    admin.post("/people/vera/active/", {"on": "0"})
+    assert here.get("/account/").status_code == 302
+    admin.post("/people/vera/active/", {"on": "1"})
+    assert here.get("/account/").status_code == 302
