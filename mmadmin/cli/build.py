@@ -65,7 +65,7 @@ def lock_file(home: Home, name: str) -> Path:
 
 def locked(spec: Spec, home: Home, *, refresh: tuple[Any, ...] = (), quiet: bool = False) -> Lock:
     """The spec's lock: what is pinned already is kept, unless it is in `refresh`."""
-    from mmadmin.host.resolve import questions, resolve  # noqa: PLC0415 (the hub's client)
+    from mmadmin.host.resolve import questions, resolve
 
     path = lock_file(home, spec.name)
     previous = None
@@ -90,7 +90,7 @@ def locked(spec: Spec, home: Home, *, refresh: tuple[Any, ...] = (), quiet: bool
 
 def goal_of(spec: Spec, lock: Lock, home: Home) -> Derivation:
     """The system's derivation for this machine."""
-    from mmadmin.host.facts import host_facts  # noqa: PLC0415
+    from mmadmin.host.facts import host_facts
 
     home.store.mkdir(parents=True, exist_ok=True)
     return assemble(spec, lock, host_facts(home.store))
@@ -104,7 +104,7 @@ def plan(file: SpecFile, *, as_json: JsonFlag = False) -> None:
     home = Home.from_env()
     spec = parse_spec(read_spec(file))
     lock = locked(spec, home, quiet=as_json)
-    from mmadmin.host.substitute import open_substituter  # noqa: PLC0415 (the network)
+    from mmadmin.host.substitute import open_substituter
 
     goal, store = goal_of(spec, lock, home), Store(home.store)
     with open_substituter(home, store) as elsewhere:
@@ -214,7 +214,7 @@ class Watcher:
 
 
 def _tools(home: Home, watcher: Watcher) -> Callable[[Derivation, Staging, Path], StepTools]:
-    from mmadmin.host.toolbox import HostConfig, HostToolbox  # noqa: PLC0415
+    from mmadmin.host.toolbox import HostConfig, HostToolbox
 
     def tools_for(_derivation: Derivation, staging: Staging, log_path: Path) -> StepTools:
         log_file = log_path.open("a", encoding="utf-8", errors="replace", buffering=1)
@@ -246,7 +246,7 @@ def build(
 
     Example: mm build deployments/catalog/smollm2-135m.toml
     """
-    from mmadmin.host.substitute import open_substituter  # noqa: PLC0415 (the network)
+    from mmadmin.host.substitute import open_substituter
 
     home = Home.from_env()
     spec = parse_spec(read_spec(file))

@@ -42,8 +42,8 @@ def export(
     Example: mm export smollm2-135m /mnt/stick/smollm2
     """
     person = actor()
-    from deployments import queries  # noqa: PLC0415
-    from mmadmin.core.store.bundle import export_bundle  # noqa: PLC0415
+    from deployments import queries
+    from mmadmin.core.store.bundle import export_bundle
 
     row = queries.deployment(person, name)
     chosen = row.live or row.newest
@@ -95,8 +95,8 @@ def import_(
     Example: mm import /mnt/stick/smollm2 --reason "from the test machine"
     """
     person = actor()
-    from deployments import actions  # noqa: PLC0415
-    from mmadmin.core.store.bundle import import_bundle, read_bundle  # noqa: PLC0415
+    from deployments import actions
+    from mmadmin.core.store.bundle import import_bundle, read_bundle
 
     extra = _checked(read_bundle(folder).extra, folder)
     store = open_store()

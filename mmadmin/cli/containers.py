@@ -32,7 +32,7 @@ ServiceName = Annotated[
 
 
 def _service(name: str) -> Service:
-    from mmadmin.cli.services import services  # noqa: PLC0415 (HTTP and Redis clients)
+    from mmadmin.cli.services import services
 
     found = {s.spec.name: s for s in services(Home.from_env(), Ports.from_env())}
     if name not in found:
@@ -87,7 +87,7 @@ def run(name: ServiceName) -> None:
 
 def _run_worker(service: Service) -> None:
     """Keep supervisor, worker and engines up until told to stop."""
-    from mmadmin.host.supervisor import Supervisor  # noqa: PLC0415
+    from mmadmin.host.supervisor import Supervisor
 
     supervisor = Supervisor(Home.from_env())
     supervisor.end_leftovers()

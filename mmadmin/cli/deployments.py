@@ -118,8 +118,8 @@ def deploy(
     Example: mm deploy deployments/catalog/smollm2-135m.toml --reason "first try"
     """
     person = actor()
-    from deployments import actions, queries  # noqa: PLC0415
-    from mmadmin.cli.follow import follow_to_live  # noqa: PLC0415
+    from deployments import actions, queries
+    from mmadmin.cli.follow import follow_to_live
 
     generation = actions.deploy(person, read_spec(file), reason=reason, activate=activate)
     build = generation.builds.order_by("-id")[0]
@@ -145,7 +145,7 @@ def deploy(
 
 
 def _run_activation(activation: Activation, *, detach: bool, as_json: bool) -> None:
-    from mmadmin.cli.follow import follow_activation  # noqa: PLC0415
+    from mmadmin.cli.follow import follow_activation
 
     if not detach:
         with going_on(f"activation {activation.pk}"):
@@ -172,7 +172,7 @@ def activate(
     Example: mm activate smollm2-135m 2 --reason "evaluated well"
     """
     person = actor()
-    from deployments import actions  # noqa: PLC0415
+    from deployments import actions
 
     activation = actions.activate(person, name, number, reason=reason)
     _run_activation(activation, detach=detach, as_json=as_json)
@@ -193,7 +193,7 @@ def rollback(
     Example: mm rollback smollm2-135m --reason "answers got worse"
     """
     person = actor()
-    from deployments import actions  # noqa: PLC0415
+    from deployments import actions
 
     activation = actions.rollback(person, name, to=to, reason=reason)
     _run_activation(activation, detach=detach, as_json=as_json)
@@ -207,7 +207,7 @@ def stop(
     Example: mm stop smollm2-135m --reason "the GPUs are needed"
     """
     person = actor()
-    from deployments import actions  # noqa: PLC0415
+    from deployments import actions
 
     activation = actions.stop(person, name, reason=reason)
     _run_activation(activation, detach=detach, as_json=as_json)
@@ -219,8 +219,8 @@ def follow(name: Name, *, as_json: JsonFlag = False) -> None:
     Example: mm follow smollm2-135m
     """
     person = actor()
-    from deployments import queries  # noqa: PLC0415
-    from mmadmin.cli.follow import follow_activation, follow_to_live  # noqa: PLC0415
+    from deployments import queries
+    from mmadmin.cli.follow import follow_activation, follow_to_live
 
     row = queries.deployment(person, name)
     if row.build is not None:
@@ -241,7 +241,7 @@ def cancel(name: Name, *, as_json: JsonFlag = False) -> None:
     Example: mm cancel smollm2-135m
     """
     person = actor()
-    from deployments import actions, queries  # noqa: PLC0415
+    from deployments import actions, queries
 
     row = queries.deployment(person, name)
     cancelled: dict[str, Any] = {"build": None, "activation": None}
@@ -269,7 +269,7 @@ def history(
     Example: mm history smollm2-135m --json
     """
     person = actor()
-    from deployments import queries  # noqa: PLC0415
+    from deployments import queries
 
     rows = queries.history(person, name, page=page).rows
     if as_json:
@@ -323,7 +323,7 @@ def diff(name: Name, a: Number, b: Number, *, as_json: JsonFlag = False) -> None
     Example: mm diff smollm2-135m 1 2
     """
     person = actor()
-    from deployments import queries  # noqa: PLC0415
+    from deployments import queries
 
     rows = queries.diff(person, name, a, b)
     if as_json:

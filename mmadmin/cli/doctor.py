@@ -25,9 +25,9 @@ def doctor(*, as_json: JsonFlag = False) -> None:
 
     Example: mm doctor
     """
-    from mmadmin.host.doctor import Patient, run_checks, worst  # noqa: PLC0415
-    from mmadmin.host.facts import host_facts  # noqa: PLC0415
-    from mmadmin.host.hub import Hub  # noqa: PLC0415
+    from mmadmin.host.doctor import Patient, run_checks, worst
+    from mmadmin.host.facts import host_facts
+    from mmadmin.host.hub import Hub
 
     home = Home.from_env()
     patient = Patient(
@@ -59,15 +59,15 @@ def _remedy(result: Result) -> str:
 
 def database() -> Result:
     """The database answers and has the schema of this version."""
-    from mmadmin.host.doctor import Result  # noqa: PLC0415
+    from mmadmin.host.doctor import Result
 
     if not is_set_up(Home.from_env()) and not os.environ.get("DATABASE_URL"):
         return Result("database", "fail", "there is none yet", "run `mm up`")
-    import django  # noqa: PLC0415
+    import django
 
     django.setup()
-    from django.db import DatabaseError, connection  # noqa: PLC0415
-    from django.db.migrations.executor import MigrationExecutor  # noqa: PLC0415
+    from django.db import DatabaseError, connection
+    from django.db.migrations.executor import MigrationExecutor
 
     try:
         executor = MigrationExecutor(connection)
@@ -88,13 +88,13 @@ def database() -> Result:
 
 def administrator() -> Result:
     """Somebody can log in as administrator."""
-    from mmadmin.host.doctor import Result  # noqa: PLC0415
+    from mmadmin.host.doctor import Result
 
     if database().level == "fail":
         return Result("administrator", "fail", "the database cannot say", "see `database`")
-    from django.db import connection  # noqa: PLC0415
+    from django.db import connection
 
-    from deployments.models import Role, User  # noqa: PLC0415
+    from deployments.models import Role, User
 
     try:
         count = User.objects.filter(role=Role.ADMIN, is_active=True).count()

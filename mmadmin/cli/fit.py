@@ -38,8 +38,8 @@ def fit(file: SpecFile, *, on: OnHost = "", as_json: JsonFlag = False) -> None:
 
     Reads the model's header from the hub by ranges; downloads nothing else.
     """
-    from mmadmin.host.facts import host_facts  # noqa: PLC0415 (the hub's client and NVML)
-    from mmadmin.host.fit import (  # noqa: PLC0415
+    from mmadmin.host.facts import host_facts
+    from mmadmin.host.fit import (
         answer_as_json,
         calibration_of,
         look,
@@ -123,8 +123,8 @@ def browse(
     as_json: JsonFlag = False,
 ) -> None:
     """List the GGUF sets of a hub repository: quants, sizes, licence. Downloads nothing."""
-    from mmadmin.host.hub import Hub  # noqa: PLC0415 (the hub's client)
-    from mmadmin.host.hub_browser import browse as browse_hub  # noqa: PLC0415
+    from mmadmin.host.hub import Hub
+    from mmadmin.host.hub_browser import browse as browse_hub
 
     found = browse_hub(Hub.from_env(), repo, revision)
     if as_json:

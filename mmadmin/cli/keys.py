@@ -72,7 +72,7 @@ def issue(
     Example: mm keys issue --owner alice --note "coding agent" --tokens-per-day 2000000
     """
     person = actor()
-    from deployments import actions  # noqa: PLC0415
+    from deployments import actions
 
     expires_at = datetime.now(UTC) + timedelta(days=expires_in_days) if expires_in_days else None
     key, text = actions.issue_key(
@@ -109,7 +109,7 @@ def list_keys(
     Example: mm keys list --search alice
     """
     person = actor()
-    from deployments import queries  # noqa: PLC0415
+    from deployments import queries
 
     found = queries.keys(person, search=search, state=state, page=page)
     if as_json:
@@ -148,7 +148,7 @@ def revoke(key: KeyId, *, as_json: JsonFlag = False) -> None:
     Example: mm keys revoke sk-mm-abcdefghjkmn
     """
     person = actor()
-    from deployments import actions  # noqa: PLC0415
+    from deployments import actions
 
     _changed(actions.revoke_key(person, bare_id(key)), as_json=as_json)
 
@@ -160,7 +160,7 @@ def suspend(key: KeyId, *, as_json: JsonFlag = False) -> None:
     Example: mm keys suspend sk-mm-abcdefghjkmn
     """
     person = actor()
-    from deployments import actions  # noqa: PLC0415
+    from deployments import actions
 
     _changed(actions.suspend_key(person, bare_id(key), True), as_json=as_json)  # noqa: FBT003
 
@@ -172,7 +172,7 @@ def resume(key: KeyId, *, as_json: JsonFlag = False) -> None:
     Example: mm keys resume sk-mm-abcdefghjkmn
     """
     person = actor()
-    from deployments import actions  # noqa: PLC0415
+    from deployments import actions
 
     _changed(actions.suspend_key(person, bare_id(key), False), as_json=as_json)  # noqa: FBT003
 
@@ -191,7 +191,7 @@ def rotate(
     Example: mm keys rotate sk-mm-abcdefghjkmn --overlap-hours 1
     """
     person = actor()
-    from deployments import actions  # noqa: PLC0415
+    from deployments import actions
 
     fresh, text = actions.rotate_key(person, bare_id(key), overlap=timedelta(hours=overlap_hours))
     if as_json:

@@ -69,8 +69,8 @@ def _log_file(name: str) -> Path:
     if name in SERVICES:
         return _existing(home.logs / f"{name}.log", name)
     person = actor()
-    from deployments import queries  # noqa: PLC0415
-    from deployments.models import Replica  # noqa: PLC0415
+    from deployments import queries
+    from deployments.models import Replica
 
     row = queries.deployment(person, name)
     replica = Replica.objects.filter(generation__deployment=row.deployment).order_by("-id").first()
@@ -111,8 +111,8 @@ def _follow_file_from_start(path: Path, until: Callable[[], bool]) -> None:
 
 def _job_log(build: int, activation: int, *, follow: bool, as_json: bool) -> None:
     person = actor()
-    from deployments import queries  # noqa: PLC0415
-    from mmadmin.core.lifecycle import ENDED, JobState  # noqa: PLC0415
+    from deployments import queries
+    from mmadmin.core.lifecycle import ENDED, JobState
 
     job: Callable[[], Any] = (
         (lambda: queries.build(person, build))

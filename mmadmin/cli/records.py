@@ -26,7 +26,7 @@ def connect() -> None:
     home = Home.from_env()
     if not is_set_up(home) and not os.environ.get("DATABASE_URL"):
         raise Conflict(f"nothing is set up in {home.root}", remedy="run `make up` or `mm up` first")
-    import django  # noqa: PLC0415 (half a second that --help need not pay)
+    import django
 
     django.setup()
 
@@ -34,9 +34,9 @@ def connect() -> None:
 def actor() -> User:
     """The person for whom `mm` acts."""
     connect()
-    from django.db import DatabaseError  # noqa: PLC0415
+    from django.db import DatabaseError
 
-    from deployments.models import Role, User  # noqa: PLC0415
+    from deployments.models import Role, User
 
     name = ACTING_AS.get()
     people = User.objects.filter(is_active=True)

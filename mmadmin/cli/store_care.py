@@ -63,7 +63,7 @@ def gc(
     let_go: list[str] = []
     if is_set_up(Home.from_env()):
         connect()
-        from deployments.jobs.keep import renew_roots  # noqa: PLC0415 (loads Django)
+        from deployments.jobs.keep import renew_roots
 
         let_go = list(renew_roots(store, last=keep, dry_run=dry_run).let_go)
     done = collect(
@@ -163,9 +163,9 @@ def _hush(_line: str) -> None:
 @contextmanager
 def repair_sources(store: Store, home: Home) -> Iterator[list[BlobSource]]:
     """Where damaged files are got from: the configured depots first, then their own step."""
-    from mmadmin.core.store.depot import DepotSource  # noqa: PLC0415 (cryptography)
-    from mmadmin.host.substitute import open_depots  # noqa: PLC0415 (the network)
-    from mmadmin.host.toolbox import HostConfig, HostToolbox  # noqa: PLC0415 (the network)
+    from mmadmin.core.store.depot import DepotSource
+    from mmadmin.host.substitute import open_depots
+    from mmadmin.host.toolbox import HostConfig, HostToolbox
 
     def tools_for(_derivation: Any, staging: Staging, log_path: Path) -> HostToolbox:
         log_file = log_path.open("a", encoding="utf-8", errors="replace", buffering=1)

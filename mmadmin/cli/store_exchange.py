@@ -77,7 +77,7 @@ def push(
 
     Example: mm store push /mnt/share/depot smollm2-135m
     """
-    from mmadmin.host.substitute import depot_at  # noqa: PLC0415 (the network)
+    from mmadmin.host.substitute import depot_at
 
     home = Home.from_env()
     store = open_store()
@@ -118,7 +118,7 @@ def pull(
 
     Example: mm store pull 3f1c…-smollm2-135m --from https://depot.example.org
     """
-    from mmadmin.host.substitute import open_depots  # noqa: PLC0415 (the network)
+    from mmadmin.host.substitute import open_depots
 
     home = Home.from_env()
     store = open_store()
@@ -161,7 +161,7 @@ def adopt(
 
     Example: mm store adopt Qwen3-8B
     """
-    from mmadmin.host import adopt as caches  # noqa: PLC0415 (reads models)
+    from mmadmin.host import adopt as caches
 
     found = caches.find_in_hub_cache(hub_cache or caches.hub_cache())
     found += caches.find_in_ollama(ollama or caches.ollama_store())
@@ -201,7 +201,7 @@ def serve(
 
     Example: mm store serve --host 0.0.0.0
     """
-    from mmadmin.host.substitute import serve as serve_store  # noqa: PLC0415 (the network)
+    from mmadmin.host.substitute import serve as serve_store
 
     home = Home.from_env()
     signer = signing_key(home)

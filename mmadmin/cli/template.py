@@ -45,7 +45,7 @@ def try_out(which: WhichTemplate, *, generation: Number = 0, as_json: JsonFlag =
     what it renders is what clients get, and where the sandbox differs the line is shown.
     Example: mm template test smollm2-135m
     """
-    from mmadmin.host.template_matrix import matrix, render_in_child  # noqa: PLC0415
+    from mmadmin.host.template_matrix import matrix, render_in_child
 
     template = _template(which, generation)
     digest = hashlib.sha256(template.encode()).hexdigest()
@@ -86,7 +86,7 @@ def patch(
 
     Example: mm template patch chat.jinja deployments/catalog/mistral-medium-3.5-v100.toml
     """
-    from mmadmin.host.template_matrix import render_in_child  # noqa: PLC0415
+    from mmadmin.host.template_matrix import render_in_child
 
     before = _template(which, generation)
     patches: list[Any] = [
@@ -119,14 +119,14 @@ def _template(which: str, generation: int) -> str:
     path = Path(which)
     if path.is_file():
         return path.read_text(encoding="utf-8")
-    from mmadmin.host.template_matrix import template_of  # noqa: PLC0415
+    from mmadmin.host.template_matrix import template_of
 
     return template_of(_system(which, generation))
 
 
 def _generation(name: str, number: int) -> Any:
     person = actor()
-    from deployments import queries  # noqa: PLC0415
+    from deployments import queries
 
     if number:
         return queries.generation(person, name, number)
@@ -137,8 +137,8 @@ def _generation(name: str, number: int) -> Any:
 
 
 def _system(name: str, number: int) -> System:
-    from mmadmin.core.store import Store  # noqa: PLC0415
-    from mmadmin.core.system import read_system  # noqa: PLC0415
+    from mmadmin.core.store import Store
+    from mmadmin.core.system import read_system
 
     found = _generation(name, number)
     if not found.system:
@@ -148,14 +148,14 @@ def _system(name: str, number: int) -> System:
 
 def _engine_renders(name: str, number: int) -> Any:
     """What the running engine of a generation renders; None when none runs on this machine."""
-    from mmadmin.core.access import engine_secret  # noqa: PLC0415
-    from mmadmin.core.catalog import engine  # noqa: PLC0415
-    from mmadmin.core.engine import Seat  # noqa: PLC0415
-    from mmadmin.host.template_matrix import render_on_engine  # noqa: PLC0415
+    from mmadmin.core.access import engine_secret
+    from mmadmin.core.catalog import engine
+    from mmadmin.core.engine import Seat
+    from mmadmin.host.template_matrix import render_on_engine
 
     found = _generation(name, number)
-    from deployments.models import ReplicaState  # noqa: PLC0415
-    from mmadmin import settings  # noqa: PLC0415
+    from deployments.models import ReplicaState
+    from mmadmin import settings
 
     replica = found.replicas.filter(state=ReplicaState.READY, host__name=settings.HOST_NAME).first()
     if replica is None:

@@ -51,7 +51,7 @@ class Figures:
 
 def look(url: str) -> Figures:
     """Read the gate's metrics; `Unreachable` when it does not answer."""
-    import httpx  # noqa: PLC0415 (a third of a second that the other commands need not pay)
+    import httpx
 
     try:
         answer = httpx.get(f"{url}/metrics", timeout=5.0, trust_env=False)
@@ -65,7 +65,7 @@ def look(url: str) -> Figures:
 
 def parse(text: str, at: float) -> Figures:
     """Sum an exposition by deployment; tokens by deployment and kind."""
-    from prometheus_client.parser import text_string_to_metric_families  # noqa: PLC0415
+    from prometheus_client.parser import text_string_to_metric_families
 
     samples: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for family in text_string_to_metric_families(text):
@@ -108,7 +108,7 @@ def rows(before: Figures, after: Figures) -> list[dict[str, Any]]:
 
 def requests_now(url: str) -> list[dict[str, Any]]:
     """The single requests that the gate's workers are at, oldest first; [] without a broker."""
-    import redis  # noqa: PLC0415 (a quarter of a second)
+    import redis
 
     client = redis.Redis.from_url(url, socket_timeout=1.0, socket_connect_timeout=1.0)
     found: list[dict[str, Any]] = []

@@ -34,7 +34,7 @@ def start(
     as_json: JsonFlag = False,
 ) -> None:
     """Start a tunnel, wait for its address and keep it running under the supervisor."""
-    from mmadmin.host import tunnel  # noqa: PLC0415 (the HTTP client)
+    from mmadmin.host import tunnel
 
     wanted = tunnel.Tunnel(
         name,
@@ -66,7 +66,7 @@ def start(
 @app.command()
 def stop(name: Name = "public") -> None:
     """Stop a tunnel; its address is gone at once."""
-    from mmadmin.host import tunnel  # noqa: PLC0415
+    from mmadmin.host import tunnel
 
     tunnel.stop(Home.from_env(), name)
     console.print(f"{escape(name)} is stopped")
@@ -75,7 +75,7 @@ def stop(name: Name = "public") -> None:
 @app.command("list")
 def list_(*, as_json: JsonFlag = False) -> None:
     """List the tunnels with their addresses and states."""
-    from mmadmin.host import tunnel  # noqa: PLC0415
+    from mmadmin.host import tunnel
 
     states = tunnel.tunnels(Home.from_env())
     if as_json:
@@ -95,7 +95,7 @@ def fetch(
     size: Annotated[int, typer.Argument(help="Its size in bytes.")],
 ) -> None:
     """Download cloudflared by its digest, for hosts without Cloudflare's package."""
-    from mmadmin.host import tunnel  # noqa: PLC0415
+    from mmadmin.host import tunnel
 
     found = tunnel.fetch_cloudflared(Home.from_env(), url, sha256, size)
     console.print(f"{escape(str(found))} is ready")

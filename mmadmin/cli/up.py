@@ -78,7 +78,7 @@ def up(
             f"login   [bold]{escape(admin.username)}[/], password [bold]{admin.password}[/]"
             "  [yellow](shown only now)[/]"
         )
-    from mmadmin.cli import first_run  # noqa: PLC0415 (after Django is set up)
+    from mmadmin.cli import first_run
 
     outcome = first_run.run(home, ports, quiet=as_json) if demo else None
     if as_json:
@@ -98,12 +98,12 @@ def up(
 
 def start_services(home: Home, ports: Ports, *, restart: bool, quiet: bool) -> None:
     """Migrate, then have every service running and answering."""
-    from mmadmin.cli.services import (  # noqa: PLC0415 (HTTP and Redis clients)
+    from mmadmin.cli.services import (
         code_fingerprint,
         services,
         wait_until_answering,
     )
-    from mmadmin.host.supervisor import Supervisor  # noqa: PLC0415
+    from mmadmin.host.supervisor import Supervisor
 
     installation.check_distinct(ports)
     supervisor = Supervisor(home)
@@ -139,9 +139,9 @@ def start_services(home: Home, ports: Ports, *, restart: bool, quiet: bool) -> N
 
 def migrate() -> None:
     """Bring the database to the present schema."""
-    import django  # noqa: PLC0415
-    from django.core.management import call_command  # noqa: PLC0415
-    from django.db import OperationalError  # noqa: PLC0415
+    import django
+    from django.core.management import call_command
+    from django.db import OperationalError
 
     django.setup()
     try:
@@ -155,7 +155,7 @@ def migrate() -> None:
 
 def ensure_admin(password: str = "") -> Admin:
     """The first administrator; where there is none, made with this or a generated password."""
-    from deployments.models import Role, User  # noqa: PLC0415
+    from deployments.models import Role, User
 
     present = User.objects.filter(role=Role.ADMIN, is_active=True).order_by("id").first()
     if present is not None:
@@ -186,7 +186,7 @@ def down(*, as_json: JsonFlag = False) -> None:
 
     Example: mm down
     """
-    from mmadmin.host.supervisor import Supervisor  # noqa: PLC0415
+    from mmadmin.host.supervisor import Supervisor
 
     home = Home.from_env()
     supervisor = Supervisor(home)
@@ -207,7 +207,7 @@ def down(*, as_json: JsonFlag = False) -> None:
 
 def status_of(home: Home, ports: Ports) -> dict[str, Any]:
     """What runs and what is live; works while panel and broker are down."""
-    from mmadmin.host.supervisor import Supervisor  # noqa: PLC0415
+    from mmadmin.host.supervisor import Supervisor
 
     supervisor = Supervisor(home)
     programs = supervisor.status() if supervisor.running() else []
@@ -230,13 +230,13 @@ def status_of(home: Home, ports: Ports) -> dict[str, Any]:
 
 
 def _deployments() -> list[dict[str, Any]]:
-    from mmadmin.cli.records import actor  # noqa: PLC0415
+    from mmadmin.cli.records import actor
 
     try:
         person = actor()
     except NotFound:  # not set up to the end: nobody could have deployed anything
         return []
-    from deployments import queries  # noqa: PLC0415
+    from deployments import queries
 
     return [
         {
@@ -299,10 +299,10 @@ def password(
 
     Example: mm password admin
     """
-    from mmadmin.cli.records import actor  # noqa: PLC0415
+    from mmadmin.cli.records import actor
 
     person = actor()
-    from deployments import actions  # noqa: PLC0415
+    from deployments import actions
 
     fresh = secrets.token_urlsafe(PASSWORD_BYTES)
     actions.set_password(person, username, fresh)
