@@ -47,6 +47,7 @@ from mmadmin.core.activation import (
 )
 from mmadmin.core.engine import LaunchSpec, Seat
 from mmadmin.core.errors import (
+    Cancelled,
     Conflict,
     DoesNotFit,
     LeaseLost,
@@ -186,11 +187,20 @@ class Walker:
         walk: Walk | None = start
         while walk is not None:
             if walk.phase is Phase.FLIP:
-                self.recorder.ignore_cancel()
+                self._last_word()
             self._do(walk.phase)
             mode = Mode(self.activation.mode) if self.activation.mode else None
             walk = after(walk, mode=mode)
         self._close_phase()
+
+    def _last_word(self) -> None:
+        """Heed a cancel that the recorder has not seen yet; from here on one comes too late."""
+        asked = Activation.objects.filter(
+            pk=self.activation.pk, cancel_requested_at__isnull=False
+        ).exists()
+        if asked and self.activation.phase != Phase.FLIP:
+            raise Cancelled("cancelled by a person")
+        self.recorder.ignore_cancel()
 
     def _close_phase(self) -> None:
         phases = [dict(entry) for entry in self.activation.phases]

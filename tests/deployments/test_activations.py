@@ -12,7 +12,7 @@ import pytest
 from django.db import connections
 
 from deployments import actions, tasks
-from deployments.jobs import gates, watch
+from deployments.jobs import gates, recorder, watch
 from deployments.models import Activation, Deployment, Generation, Replica
 from mmadmin.core.errors import Conflict
 from mmadmin.core.lifecycle import GenerationState, JobState
@@ -233,6 +233,27 @@ def test_cancel_while_it_loads(people: People, gate: Gate, fits: bool) -> None:
     assert activation.state == JobState.CANCELLED
     assert (live(), states(), running()) == (1, ["live", "built"], ["smol/1"])
     until(lambda: gate.routes[-1] == ("open", 1, 1))
+
+
+def test_a_cancel_that_the_recorder_has_not_seen_is_heeded_before_the_flip(
+    people: People, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The record says so; what a thread read some time ago does not count."""
+    built(people)
+    go(people, 1)
+    built(people, 4096)
+    machines.tell("hold", ["loading"])
+    monkeypatch.setattr(recorder, "TICK_S", 60.0)
+    activation = actions.activate(people.bob, "smol", 2, reason="go")
+    thread = threading.Thread(target=_in_thread, args=(activation.pk,))
+    thread.start()
+    until(lambda: Activation.objects.get(pk=activation.pk).phase == "probe")
+    actions.cancel_activation(people.bob, activation.pk)
+    machines.tell("hold", [])
+    thread.join(timeout=10)
+    activation.refresh_from_db()
+    assert activation.state == JobState.CANCELLED
+    assert (live(), states(), running()) == (1, ["live", "built"], ["smol/1"])
 
 
 def test_one_activation_a_deployment(people: People) -> None:
