@@ -10,6 +10,7 @@ from importlib.metadata import version
 from typing import Annotated
 
 import typer
+from typer.exceptions import TyperException
 
 from mmadmin.cli import (
     build,
@@ -27,9 +28,9 @@ from mmadmin.cli import (
     up,
 )
 from mmadmin.cli.installation import load_environment
-from mmadmin.cli.output import report
+from mmadmin.cli.output import of_the_disk, report
 from mmadmin.cli.records import ACTING_AS
-from mmadmin.core.errors import MmError
+from mmadmin.core.errors import InvalidInput, MmError
 
 app = typer.Typer(
     name="mm",
@@ -101,12 +102,26 @@ app.add_typer(store.app, name="store", rich_help_panel=STORE)
 
 
 def main() -> None:
-    """Run `mm`; an expected failure is said in words and ends with 1."""
+    """Run `mm`; an expected failure is said in words and ends with 1, wrong usage with 2."""
+    as_json = "--json" in sys.argv
     try:
         load_environment()
-        app()
+        if not as_json:
+            app()
+        done = app(standalone_mode=False)
+        sys.exit(done if isinstance(done, int) else 0)
     except MmError as error:
-        report(error, as_json="--json" in sys.argv)
+        report(error, as_json=as_json)
         sys.exit(1)
+    except TyperException as error:  # wrong usage; without --json typer has said it itself
+        said = str(getattr(error, "format_message", error.__str__)())
+        refused = InvalidInput(said, remedy="`mm COMMAND --help` says how it is written")
+        report(refused, as_json=as_json)
+        sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
+    except Exception as error:
+        if (expected := of_the_disk(error)) is None:
+            raise
+        report(expected, as_json=as_json)
+        sys.exit(1)

@@ -5,6 +5,7 @@ Exit codes: 0 done, 1 failed (an `MmError`: fact and remedy), 2 wrong usage, 130
 
 from __future__ import annotations
 
+import errno
 import json
 import sys
 from collections.abc import Iterable, Sequence
@@ -19,7 +20,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from mmadmin.core.errors import MmError
+from mmadmin.core.errors import DiskFull, MmError
 
 console = Console(highlight=False)
 errors = Console(stderr=True, highlight=False)
@@ -112,6 +113,28 @@ def bytes_text(size: int) -> str:
 def when_text(at: datetime | None) -> str:
     """A moment in this machine's time zone, to the minute."""
     return at.astimezone().strftime("%Y-%m-%d %H:%M") if at else "never"
+
+
+DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM})
+DATABASE = ("disk is full", "readonly database", "unable to open", "disk I/O error")
+
+
+def of_the_disk(error: BaseException | None) -> MmError | None:
+    """A full or closed disk in words, wherever it was met; None for every other error."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in DISK:
+            where = f": {error.filename}" if error.filename else ""
+            return DiskFull(
+                f"the disk refuses: {error.strerror}{where}",
+                remedy="make room, or let the user that mmadmin runs as write there",
+            )
+        if type(error).__name__ == "OperationalError" and any(w in str(error) for w in DATABASE):
+            return DiskFull(
+                f"the database cannot be written: {error}",
+                remedy="make room, or let the user that mmadmin runs as write there",
+            )
+        error = error.__cause__ or error.__context__
+    return None
 
 
 def report(error: MmError, *, as_json: bool) -> None:

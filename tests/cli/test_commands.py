@@ -1,5 +1,6 @@
 """What `mm` prints and how it ends: people's words, machines' JSON, exit codes."""
 
+import errno
 import json
 import re
 import subprocess
@@ -7,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from django.db import OperationalError
 from typer.testing import CliRunner
 
 from deployments.models import (
@@ -21,7 +23,8 @@ from deployments.models import (
 )
 from mmadmin.cli import installation
 from mmadmin.cli.main import app
-from mmadmin.core.errors import Conflict, InvalidInput, NotFound, Refused
+from mmadmin.cli.output import of_the_disk
+from mmadmin.core.errors import Conflict, DiskFull, InvalidInput, NotFound, Refused
 from mmadmin.core.home import Home
 from mmadmin.core.lifecycle import GenerationState
 
@@ -161,6 +164,10 @@ def test_deploy_of_a_bad_file_names_it(alice: User, tmp_path: Path) -> None:
         (["--version"], 0, "mm "),
         (["no-such-word"], 2, "No such command"),
         (["history"], 2, "Missing argument"),
+        (["history", "--json"], 2, '"code": "invalid_input"'),
+        (["no-such-word", "--json"], 2, "No such command"),
+        (["history", "tiny", "--page", "0", "--json"], 2, '"message": "Invalid value'),
+        (["history", "--help", "--json"], 0, "Usage"),
         (["history", "tiny"], 1, "nothing is set up"),
         (["history", "tiny", "--json"], 1, '"code": "conflict"'),
         (["logs"], 1, "whose log?"),
@@ -179,3 +186,16 @@ def test_exit_codes(words: list[str], code: int, says: str, tmp_path: Path) -> N
     assert done.returncode == code, done.stderr
     assert says in done.stdout + done.stderr
     assert "Traceback" not in done.stderr
+    if "--json" in words and code:
+        assert json.loads(done.stdout)["error"]["message"]
+
+
+def test_a_full_disk_is_said_in_words() -> None:
+    """Wherever it was met, also below another error; a bug of ours stays one."""
+    full = OSError(errno.ENOSPC, "No space left on device", "/x")
+    over = RuntimeError("over it")
+    over.__cause__ = OperationalError("database or disk is full")
+    assert isinstance(of_the_disk(full), DiskFull)
+    assert isinstance(of_the_disk(over), DiskFull)
+    assert of_the_disk(OSError(errno.ENOENT, "gone")) is None
+    assert of_the_disk(OperationalError("no such table: x")) is None
