@@ -32,6 +32,8 @@ class User(AbstractUser):
     """A person of the panel."""
 
     role = models.CharField(max_length=16, choices=Role.choices, default=Role.VIEWER)
+    oidc_subject = models.CharField(max_length=512, unique=True, null=True, editable=False)  # noqa: DJ001 (null = has a password)
+    """Who they are at the identity provider: `issuer#subject`."""
 
     def at_least(self, role: Role) -> bool:
         """True when this person's role includes `role`."""

@@ -16,6 +16,7 @@ from deployments.views import (
     people,
     playground,
     session,
+    sso,
     store,
     stream,
     usage,
@@ -23,6 +24,8 @@ from deployments.views import (
 
 urlpatterns = [
     path("login/", session.login, name="login"),
+    path("login/oidc/", sso.leave, name="oidc"),
+    path("login/oidc/callback/", sso.come_back, name="oidc-callback"),
     path("logout/", session.logout, name="logout"),
     path("", overview.overview, name="overview"),
     path("events/", stream.stream, name="events"),

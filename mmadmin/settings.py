@@ -35,6 +35,11 @@ def allowed_hosts(origin: str, named: str) -> list[str]:
     return [host, "localhost", "127.0.0.1", "[::1]"] if host else ["*"]
 
 
+def listed(name: str) -> list[str]:
+    """A variable that holds several words, with commas."""
+    return [word.strip() for word in os.environ.get(name, "").split(",") if word.strip()]
+
+
 DEBUG = os.environ.get("MM_DEBUG") == "1"
 SECRET_KEY = secret("django_secret_key") or "not-set-up"
 KEY_PEPPER = secret("key_pepper").encode()
@@ -82,6 +87,19 @@ AUTH_PASSWORD_VALIDATORS = [
     {"NAME": "django.contrib.auth.password_validation.MinimumLengthValidator"},
     {"NAME": "django.contrib.auth.password_validation.CommonPasswordValidator"},
 ]
+
+OIDC_ISSUER = os.environ.get("MM_OIDC_ISSUER", "")
+"""The identity provider; empty = people log in with passwords only."""
+OIDC_CLIENT_ID = os.environ.get("MM_OIDC_CLIENT_ID", "")
+OIDC_CLIENT_SECRET = secret("oidc_client_secret")
+OIDC_NAME = os.environ.get("MM_OIDC_NAME") or "single sign-on"
+OIDC_SCOPES = os.environ.get("MM_OIDC_SCOPES") or "openid email profile"
+OIDC_ROLES_CLAIM = os.environ.get("MM_OIDC_ROLES_CLAIM") or "groups"
+OIDC_ADMINS = listed("MM_OIDC_ADMINS")
+OIDC_OPERATORS = listed("MM_OIDC_OPERATORS")
+AUTHENTICATION_BACKENDS = ["django.contrib.auth.backends.ModelBackend"]
+if OIDC_ISSUER:
+    AUTHENTICATION_BACKENDS.append("deployments.oidc.Backend")
 
 TEMPLATES: list[dict[str, Any]] = [
     {

@@ -27,6 +27,7 @@ from deployments.actions.keys import (
     suspend_key,
 )
 from deployments.actions.people import (
+    arrive,
     create_user,
     edit_user,
     end_other_sessions,
@@ -44,6 +45,7 @@ __all__ = [
     "acting_from",
     "activate",
     "archive",
+    "arrive",
     "browse",
     "cancel_activation",
     "cancel_build",

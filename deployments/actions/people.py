@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import logging
+import re
 from datetime import datetime, timedelta
 
 from django.conf import settings
@@ -20,6 +23,8 @@ from deployments.models import (
 )
 from mmadmin.core import access
 from mmadmin.core.errors import Conflict, InvalidInput, NotFound
+
+log = logging.getLogger(__name__)
 
 
 def create_user(
@@ -80,13 +85,54 @@ def set_role(actor: User, username: str, role: Role | str) -> User:
         user = _locked_user(username)
         if role != Role.ADMIN:
             _keep_one_admin(user)
-        user.role = role
-        user.is_staff = user.is_superuser = role == Role.ADMIN
-        user.save(update_fields=["role", "is_staff", "is_superuser"])
-        audit(
-            actor, "user.role", f"user:{username}", f"{username} is {role.value}", role=role.value
-        )
+        _give_role(actor, user, role)
     return user
+
+
+def _give_role(actor: User, user: User, role: Role) -> None:
+    user.role = role
+    user.is_staff = user.is_superuser = role == Role.ADMIN
+    user.save(update_fields=["role", "is_staff", "is_superuser"])
+    audit(actor, "user.role", f"user:{user}", f"{user} is {role.value}", role=role.value)
+
+
+def arrive(subject: str, *, name: str, email: str, role: Role | None) -> User:
+    """Somebody whom the identity provider vouches for; new people are viewers.
+
+    Who they are is `subject` alone: an account with the same name or address is another person's.
+    `role` is what their groups give, None when roles are given in the panel. The last admin stays
+    admin.
+    """
+    with transaction.atomic():
+        user = User.objects.select_for_update().filter(oidc_subject=subject).first()
+        if user is None:
+            user = User(username=_free_name(name), email=email, oidc_subject=subject)
+            user.set_unusable_password()
+            user.save()
+            audit(user, "user.create", f"user:{user}", f"{user} came by single sign-on")
+        if role is not None and role != user.role and user.is_active:
+            try:
+                if role != Role.ADMIN:
+                    _keep_one_admin(user)
+            except Conflict as error:
+                log.warning("%s keeps the role: %s", user, error)
+            else:
+                _give_role(user, user, role)
+    return user
+
+
+NAME_CHARACTERS = 140
+
+
+def _free_name(wanted: str) -> str:
+    """A user name like the wanted one that nobody has."""
+    name = re.sub(r"[^\w.@+-]+", "-", wanted).strip("-")[:NAME_CHARACTERS] or "person"
+    taken = set(User.objects.filter(username__startswith=name).values_list("username", flat=True))
+    numbers = itertools.count(2)
+    found = name
+    while found in taken:
+        found = f"{name}-{next(numbers)}"
+    return found
 
 
 def set_user_active(actor: User, username: str, *, on: bool) -> User:

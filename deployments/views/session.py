@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
+from django.conf import settings
 from django.contrib.auth import views as auth
 from django.contrib.auth.forms import AuthenticationForm
 from django.core.cache import cache
@@ -27,6 +28,11 @@ class LoginPage(auth.LoginView):
     template_name = "login.html"
     authentication_form = Login
     redirect_authenticated_user = True
+
+    def get_context_data(self, **kwargs: Any) -> dict[str, Any]:
+        """The page knows whether there is another way in."""
+        sso = settings.OIDC_NAME if settings.OIDC_ISSUER else ""
+        return {**super().get_context_data(**kwargs), "sso": sso}
 
     def post(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
         """Look at the counts before the password is."""

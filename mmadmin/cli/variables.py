@@ -69,6 +69,33 @@ SECTIONS: dict[str, tuple[Variable, ...]] = {
             remembered=False,
         ),
     ),
+    "Single sign-on": (
+        Variable(
+            "MM_OIDC_ISSUER",
+            "the OpenID Connect provider that people may log in with: `https://id.example.org`",
+            "none: passwords only",
+        ),
+        Variable("MM_OIDC_CLIENT_ID", "what the provider calls this panel", ""),
+        Variable(
+            "MM_OIDC_CLIENT_SECRET",
+            "the panel's secret at the provider",
+            "file `oidc_client_secret` in `MM_HOME/secrets`",
+            remembered=False,
+        ),
+        Variable("MM_OIDC_NAME", 'what the button says after "Log in with"', "single sign-on"),
+        Variable("MM_OIDC_SCOPES", "what the provider is asked for", "openid email profile"),
+        Variable(
+            "MM_OIDC_ROLES_CLAIM",
+            "claim that holds a person's groups; `a.b` = b inside a",
+            "groups",
+        ),
+        Variable(
+            "MM_OIDC_ADMINS",
+            "groups whose people are admins, with commas",
+            "without it and the next, roles are given in the panel",
+        ),
+        Variable("MM_OIDC_OPERATORS", "groups whose people are operators, with commas", ""),
+    ),
     "Grown up": (
         Variable("DATABASE_URL", "a PostgreSQL database", "SQLite in `MM_HOME`"),
         Variable("REDIS_URL", "a Redis or Valkey server", "the embedded one, on a Unix socket"),
