@@ -164,6 +164,10 @@ def _make(home: Home) -> None:
             _write_private(path, secrets.token_urlsafe(SECRET_BYTES) + "\n")
         path.chmod(0o600)
     write_settings(settings_file(home), os.environ)
+    if not os.environ.get("DATABASE_URL"):
+        home.database.touch(mode=0o600)  # sessions and password hashes, in a folder of any mode
+    for path in home.root.glob(f"{home.database.name}*"):
+        path.chmod(0o600)
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,9 @@ def test_prepare_mends_loose_modes(tmp_path: Path, clean_env: pytest.MonkeyPatch
     installation.prepare(home)
     (home.secrets / "key_pepper").chmod(0o644)
     home.secrets.chmod(0o755)
+    home.database.chmod(0o644)
     installation.prepare(home)
+    assert mode(home.database) == 0o600
     assert mode(home.secrets / "key_pepper") == 0o600
     assert mode(home.secrets) == 0o700
 
