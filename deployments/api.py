@@ -473,6 +473,24 @@ def hosts(request: HttpRequest) -> Any:
     return [s.HostOut.of(row) for row in queries.hosts(who(request))]
 
 
+@rest.post("/hosts/{name}/care", response={202: s.CareOut, **ERRORS})
+def start_care(request: HttpRequest, name: str, body: s.CareIn) -> Any:
+    """Have a host's worker collect or verify its store, or go through the doctor's checks."""
+    return Status(202, s.CareOut.of(actions.care(who(request), body.kind, host=name)))
+
+
+@rest.get("/cares/{int:care_id}", response={200: s.CareOut, **ERRORS})
+def get_care(request: HttpRequest, care_id: int) -> Any:
+    """How far it is, and what it found."""
+    return s.CareOut.of(queries.care(who(request), care_id))
+
+
+@rest.post("/cares/{int:care_id}/cancel", response={202: s.CareOut, **ERRORS})
+def cancel_care(request: HttpRequest, care_id: int) -> Any:
+    """Cancel it: at once when it waits, else at its worker's next step."""
+    return Status(202, s.CareOut.of(actions.cancel_care(who(request), care_id)))
+
+
 @rest.get("/alarms", response={200: list[s.AlarmOut], **ERRORS})
 def alarms(request: HttpRequest, deployment: str = "") -> Any:
     """Open alarms."""

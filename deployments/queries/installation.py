@@ -77,6 +77,15 @@ def cares(actor: User, *, host: str = "") -> dict[str, Care]:
     return {row.kind: row for row in rows}
 
 
+def care(actor: User, care_id: int) -> Care:
+    """One care for a host. Raises `NotFound`."""
+    require(actor)
+    found = Care.objects.select_related("actor", "host").filter(pk=care_id).first()
+    if found is None:
+        raise NotFound(f"there is no care {care_id}")
+    return found
+
+
 def examinations(actor: User) -> dict[int, Care]:
     """The newest examination of each host, by the host's id."""
     require(actor)

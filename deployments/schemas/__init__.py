@@ -3,6 +3,7 @@
 from deployments.schemas.bodies import (
     ActivateIn,
     BrowseIn,
+    CareIn,
     ConfigureIn,
     DeployIn,
     KeyEditIn,
@@ -44,6 +45,7 @@ from deployments.schemas.jobs import (
     BrowseOut,
     BuildBrief,
     BuildOut,
+    CareOut,
     LogOut,
     StepOut,
 )
@@ -60,6 +62,8 @@ __all__ = [
     "BrowseOut",
     "BuildBrief",
     "BuildOut",
+    "CareIn",
+    "CareOut",
     "ConfigureIn",
     "DeployIn",
     "DeploymentOut",

@@ -36,6 +36,15 @@ class BrowseIn(Strict):
     )
 
 
+class CareIn(Strict):
+    """Care for a host."""
+
+    kind: Literal["gc-preview", "gc", "verify", "verify-contents", "doctor"] = Field(
+        description="What a collection would free, a collection, a verification by what the disk "
+        "says of each path or by reading all of it, or the doctor's checks."
+    )
+
+
 class DeployIn(SpecIn):
     """A deployment file to build, and to make live."""
 

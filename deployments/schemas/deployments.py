@@ -242,6 +242,9 @@ class GenerationDetailOut(HistoryOut):
     spec_toml: str
     lock: dict[str, Any] | None
     probe_report: dict[str, Any] | None
+    rendering: dict[str, Any] | None = Field(
+        description="What the template's patches change, conversation by conversation."
+    )
     transitions: list[TransitionOut]
 
     @classmethod
@@ -252,5 +255,6 @@ class GenerationDetailOut(HistoryOut):
             spec_toml=row.generation.spec_toml,
             lock=row.generation.lock,
             probe_report=row.generation.probe_report,
+            rendering=row.generation.rendering,
             transitions=[TransitionOut.of(transition) for transition in row.transitions],
         )

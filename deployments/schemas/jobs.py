@@ -12,6 +12,7 @@ from deployments.models import (
     Browse,
     Build,
     BuildStep,
+    Care,
     LogChunk,
 )
 from deployments.schemas.shapes import ErrorBody, Name, name_of
@@ -209,6 +210,39 @@ class BrowseOut(Schema):
             state=row.state,
             error=ErrorBody(**row.error) if row.error else None,
             result=row.result,
+        )
+
+
+class CareOut(Schema):
+    """Care for a host."""
+
+    id: int
+    kind: str
+    host: str
+    state: str
+    actor: Name
+    error: ErrorBody | None
+    progress_done: int
+    progress_total: int = Field(description="Bytes to be read; 0 = it does not count.")
+    result: dict[str, Any] | None
+    created_at: datetime
+    ended_at: datetime | None
+
+    @classmethod
+    def of(cls, row: Care) -> CareOut:
+        """Care with its host and actor selected."""
+        return cls(
+            id=row.pk,
+            kind=row.kind,
+            host=row.host.name,
+            state=row.state,
+            actor=name_of(row.actor),
+            error=ErrorBody(**row.error) if row.error else None,
+            progress_done=row.progress_done,
+            progress_total=row.progress_total,
+            result=row.result,
+            created_at=row.created_at,
+            ended_at=row.ended_at,
         )
 
 

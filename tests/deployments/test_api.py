@@ -45,6 +45,7 @@ class World:
     activation: int
     queued_activation: int
     browse: int
+    care: int
     request: str
     token_id: str
 
@@ -94,6 +95,7 @@ def world(people: People) -> World:
         ended.pk,
         queued_activation.pk,
         actions.browse(people.bob, "owner/name").pk,
+        actions.care(people.bob, "gc").pk,
         UsageEvent.objects.create(id="req-x", at=timezone.now(), generation=2, status=200).pk,
         token.token_id,
     )
@@ -162,6 +164,9 @@ ENDPOINTS: list[tuple[str, str, Any, int, Role]] = [
     ("GET", "/tokens", None, 200, VIE),
     ("POST", "/tokens", {"note": "mine"}, 201, VIE),
     ("GET", "/hosts", None, 200, VIE),
+    ("POST", "/hosts/local/care", {"kind": "doctor"}, 202, OPR),
+    ("GET", "/cares/{care}", None, 200, VIE),
+    ("POST", "/cares/{care}/cancel", None, 202, OPR),
     ("GET", "/alarms", None, 200, VIE),
     ("GET", "/audit", None, 200, OPR),
     ("GET", "/usage?since=2026-01-01T00:00:00Z&until=2027-01-01T00:00:00", None, 200, VIE),
@@ -203,7 +208,7 @@ def test_every_endpoint_is_tested() -> None:
         for method, path, *_ in ENDPOINTS
         for parts in [path.split("?")[0].split("/")]
     }
-    named = {"smol": "{}", "carol": "{}"}
+    named = {"smol": "{}", "carol": "{}", "local": "{}"}
     tested = {
         (method, "/".join(named.get(part, part) for part in path.split("/")))
         for method, path in tested
