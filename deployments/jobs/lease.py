@@ -18,7 +18,6 @@ from datetime import timedelta
 from functools import lru_cache
 from typing import Any, TypeVar, cast
 
-import psutil
 from django.conf import settings
 from django.db import connection, transaction
 from django.db.models import F
@@ -31,6 +30,7 @@ from deployments.models import Activation, Browse, Build, BuildStep, Care, StepS
 from deployments.queue import AnyJob
 from mmadmin.core.errors import LeaseLost, StepFailed
 from mmadmin.core.lifecycle import GenerationState, JobState
+from mmadmin.core.store.locks import Holder
 
 log = logging.getLogger(__name__)
 
@@ -48,27 +48,28 @@ KILLED = StepFailed(
 
 @lru_cache(maxsize=2)
 def _me(pid: int) -> str:
-    return f"{socket.gethostname()}:{pid}:{psutil.Process(pid).create_time():.2f}"
+    it = Holder.me()
+    return f"{socket.gethostname()}:{pid}:{it.started}:{it.boot}"
 
 
 def me() -> str:
-    """The present process as the holder of a lease."""
+    """The present process as the holder of a lease.
+
+    Its start is counted from the machine's boot: a time of day would move with the clock, and
+    every holder would look dead after a correction.
+    """
     return _me(os.getpid())
 
 
 def is_dead(holder: str) -> bool:
     """True when the holder was a process of this machine that certainly does not run any more."""
-    machine, _, rest = holder.partition(":")
-    pid, _, started = rest.partition(":")
-    if machine != socket.gethostname() or not pid.isdigit():
+    machine, *rest = holder.split(":")
+    if machine != socket.gethostname() or len(rest) != 3:  # noqa: PLR2004 (pid, start, boot)
         return False
-    try:
-        process = psutil.Process(int(pid))
-        return f"{process.create_time():.2f}" != started or process.status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
-    except psutil.Error:
+    pid, started, boot = rest
+    if not (pid.isdigit() and started.isdigit()):
         return False
+    return not Holder(int(pid), int(started), boot).alive
 
 
 def is_free(job: AnyJob) -> bool:

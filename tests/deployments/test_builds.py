@@ -279,6 +279,20 @@ def test_a_lost_lease_writes_nothing_more(people: People) -> None:
     assert not LogChunk.objects.exists()
 
 
+def test_a_holder_is_dead_only_when_its_process_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock that is put right kills nobody; another boot, start or pid does."""
+    mine = lease.me()
+    monkeypatch.setattr("psutil._pslinux.boot_time", lambda: 1.0)
+    assert not lease.is_dead(mine)
+    assert len(mine) <= Build._meta.get_field("holder").max_length
+    host, pid, started, boot = mine.split(":")
+    assert lease.is_dead(f"{host}:{pid}:{int(started) + 1}:{boot}")
+    assert lease.is_dead(f"{host}:{pid}:{started}:another-boot")
+    assert lease.is_dead(f"{host}:{2**22 + 1}:{started}:{boot}")
+    for unknown in ("elsewhere:1:1:x", f"{host}:{pid}:12.34", "", f"{host}:x:y:z"):
+        assert not lease.is_dead(unknown)
+
+
 def test_the_heartbeat_keeps_the_lease(people: People, monkeypatch) -> None:
     """While the job runs its lease does not end."""
     monkeypatch.setattr(lease, "HEARTBEAT_S", 0.1)
