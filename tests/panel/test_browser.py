@@ -36,6 +36,7 @@ PAGES = (
     "/playground/",
     "/hosts/",
     "/store/",
+    "/store/care/gc/",
     "/people/",
     "/people/new/",
     "/audit/",
