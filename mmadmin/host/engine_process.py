@@ -286,13 +286,20 @@ def wait_for_process(home: Home, uid: str, *, timeout_s: float = 20.0) -> Engine
             if argv and has_become_engine(argv):
                 return EngineProcess(uid, found.pid, started, log_path(home, uid))
         if found and found.state in ("FATAL", "EXITED"):
-            break
+            raise failed_probe(home, uid, "process", "it ended as soon as it was started")
         time.sleep(LAUNCH_POLL_S)
-    raise ProbeFailed(
-        "the engine did not start",
-        remedy=f"read {log_path(home, uid)}",
-        log_tail=log_tail(log_path(home, uid)),
-    )
+    raise failed_probe(home, uid, "process", f"it did not start within {timeout_s:.0f} s")
+
+
+def failed_probe(home: Home, uid: str, probe: str, words: str) -> ProbeFailed:
+    """Why an engine is not what it should be, with the last lines of its log."""
+    log = log_path(home, uid)
+    tail = log_tail(log)
+    last = next((line for line in reversed(tail) if line.strip()), "")
+    message = f"the engine {uid} failed its probe: {words}"
+    if probe == "process" and last:
+        message += f"; its last words: {last.strip()[:300]}"
+    return ProbeFailed(message, remedy=f"read {log}", probe=probe, log_tail=[*tail])
 
 
 def status(home: Home, uid: str) -> ProgramStatus | None:

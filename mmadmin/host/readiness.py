@@ -24,7 +24,7 @@ from mmadmin.core.errors import ProbeFailed, Unreachable
 from mmadmin.core.home import Home
 from mmadmin.core.recipe import Json
 from mmadmin.host.endings import is_alive
-from mmadmin.host.engine_process import log_path, log_tail, owns_port, port_owner
+from mmadmin.host.engine_process import failed_probe, owns_port, port_owner
 from mmadmin.host.supervisor import ProgramStatus, Supervisor
 
 POLL_S = 0.1
@@ -184,7 +184,6 @@ class _Watch:
         self._home = home
         self._uid = uid
         self._supervisor = Supervisor(home)
-        self._log = log_path(home, uid)
         self.pid = 0
         self.started = 0.0
         self._unseen = 0
@@ -231,12 +230,7 @@ class _Watch:
 
     def failed(self, probe: str, words: str) -> ProbeFailed:
         """The failure, with the log's last lines."""
-        tail = log_tail(self._log)
-        last = next((line for line in reversed(tail) if line.strip()), "")
-        message = f"the engine {self._uid} failed its probe: {words}"
-        if probe == "process" and last:
-            message += f"; its last words: {last.strip()[:300]}"
-        return ProbeFailed(message, remedy=f"read {self._log}", probe=probe, log_tail=[*tail])
+        return failed_probe(self._home, self._uid, probe, words)
 
 
 def _start_time(pid: int) -> float:

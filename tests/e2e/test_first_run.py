@@ -24,6 +24,11 @@ def fresh(engine_store: EngineStore, tmp_path: Path) -> Iterator[Installation]:
     yield from installation(tmp_path / "home", engine_store, up=False)
 
 
+def hears_interrupts() -> None:
+    """As in a terminal; a shell's background job would be born deaf to them."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @pytest.mark.timeout(600)
 def test_first_up_and_the_next_ones(fresh: Installation) -> None:
     """Interrupted once, run again: login, answer, key and a curl line that works.
@@ -32,7 +37,12 @@ def test_first_up_and_the_next_ones(fresh: Installation) -> None:
     `mm up` brings back what was live.
     """
     first = subprocess.Popen(
-        [*MM, "up"], cwd=ROOT, env=fresh.env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        [*MM, "up"],
+        cwd=ROOT,
+        env=fresh.env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        preexec_fn=hears_interrupts,  # noqa: PLW1509 (no threads here)
     )
     try:
         wait_for("a deployment", (fresh.home.root / "first-run.json").exists)

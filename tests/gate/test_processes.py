@@ -8,6 +8,7 @@ import contextlib
 import json
 import os
 import signal
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -404,7 +405,7 @@ async def test_missing_secrets_stop_it_in_words(tmp_path, engine) -> None:
             ({"MM_METRICS_PORT": str(town.gate.port)}, "cannot listen on"),
         ):
             process = await asyncio.create_subprocess_exec(
-                "python", "-m", "mmadmin.gateway",
+                sys.executable, "-m", "mmadmin.gateway",
                 env={**town.gate._env, **change}, stderr=asyncio.subprocess.PIPE,
             )  # fmt: skip
             _, errors = await asyncio.wait_for(process.communicate(), 20)
