@@ -84,7 +84,8 @@ def gc(
     verb = "would be freed" if dry_run else "freed"
     console.print(
         f"{bytes_text(done.freed_bytes)} {verb} "
-        f"({len(done.objects)} objects, {done.blobs} files), {done.kept_objects} objects kept, "
+        f"({len(done.objects)} objects, {done.blobs} files, {done.leftovers} old logs and damaged "
+        f"files), {done.kept_objects} objects kept, "
         f"{seconds_text(done.seconds)}"
     )
 

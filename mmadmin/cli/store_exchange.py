@@ -188,6 +188,8 @@ def adopt(
         ],
         empty="the caches hold no models",
     )
+    if names or every:
+        console.print("where linked, the cache's file is read-only now, its time set to 1970")
 
 
 def serve(

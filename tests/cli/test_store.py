@@ -181,7 +181,9 @@ def test_adopting(store: Store, tmp_path: Path) -> None:
     assert [row["object"] for row in mm_json("adopt", *caches)] == ["", ""]
     (row,) = mm_json("adopt", "m.gguf", *caches)
     assert [o.name for o in store.objects()] == [row["object"]]
-    assert "m.gguf" in mm("adopt", "--all", *caches)
+    text = mm("adopt", "--all", *caches)
+    assert "m.gguf" in text
+    assert "read-only now" in text
     assert len(list(store.objects())) == 2
     with pytest.raises(MmError, match="no cache has"):
         mm("adopt", "nothing", *caches)

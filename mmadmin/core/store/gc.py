@@ -33,6 +33,8 @@ from mmadmin.core.store.store import Store
 
 STALE_DOWNLOAD_S = 7 * 86400
 """A download that nobody went on with for a week is given up."""
+LEFTOVER_S = 30 * 86400
+"""Build logs, and damaged bytes that were put aside, are kept for a month."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,8 @@ class Collected:
     kept_objects: int
     roots: tuple[Root, ...]
     seconds: float
+    leftovers: int = 0
+    """Old build logs and damaged files in quarantine that went, too."""
 
     def as_json(self) -> dict[str, Any]:
         """The report as data."""
@@ -59,6 +63,7 @@ class Collected:
             "kept_objects": self.kept_objects,
             "roots": [root.as_json() for root in self.roots],
             "seconds": round(self.seconds, 3),
+            "leftovers": self.leftovers,
         }
 
 
@@ -113,20 +118,24 @@ def collect(
     look: Look = in_use,
     on_wait: WaitHook = no_wait,
     now: float | None = None,
+    leftover_s: float = LEFTOVER_S,
 ) -> Collected:
     """Free what no root needs; one collection at a time, beside builds.
 
     `older_than_s` leaves what was sealed more recently, with all that it needs. `max_free_bytes`
-    stops once so much is freed: oldest first, and never something that a left object needs. Raises
+    stops once so much is freed: oldest first, and never something that a left object needs. Build
+    logs and what lies in quarantine go once they are older than `leftover_s`. Raises
     `StoreCorrupt` before anything is freed when a record is not sound.
     """
     begin = time.monotonic()
-    recent = (time.time() if now is None else now) - older_than_s if older_than_s else math.inf
+    clock = time.time() if now is None else now
+    recent = clock - older_than_s if older_than_s else math.inf
+    leftovers = _leftovers(store, clock - leftover_s)
     if dry_run:
         graph, roots, dead = _dead(store, look, recent)
         chosen = _choose(store, graph, dead, max_free_bytes)
         blobs = _loose_blobs(store, without=set(chosen), recent=recent)
-        freed = _would_free(store, chosen, blobs)
+        freed = _would_free(store, chosen, blobs) + sum(map(_last_links, leftovers))
     else:
         with file_lock(store.layout.lock("collector"), on_wait=on_wait):
             store.sweep()
@@ -143,6 +152,9 @@ def collect(
                 blobs = _discard_unused(store, blobs)
             store.after("blobs trashed")
             freed += _empty_trash(store) + _stale_downloads(store)
+            for path in leftovers:
+                freed += _last_links(path)
+                unlink_tree(path)
     return Collected(
         dry_run=dry_run,
         objects=tuple(chosen),
@@ -151,6 +163,7 @@ def collect(
         kept_objects=len(graph.sealed_at) - len(chosen),
         roots=tuple(roots),
         seconds=time.monotonic() - begin,
+        leftovers=len(leftovers),
     )
 
 
@@ -351,3 +364,10 @@ def _stale_downloads(store: Store) -> int:
             freed += _last_links(path)
             unlink_tree(path)
     return freed
+
+
+def _leftovers(store: Store, before: float) -> list[Path]:
+    """Build logs and quarantined files that nothing was written to, or moved there, since."""
+    folders = (store.layout.logs, store.layout.quarantine)
+    paths = [path for folder in folders if folder.is_dir() for path in folder.iterdir()]
+    return sorted(path for path in paths if path.lstat().st_ctime < before)

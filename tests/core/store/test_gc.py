@@ -446,3 +446,20 @@ def test_stale_downloads_are_given_up(store: Store) -> None:
     os.utime(old, (time.time() - 8 * 86400,) * 2)
     assert collect(store, look=nobody).freed_bytes >= 10_000
     assert (old.exists(), new.exists()) == (False, True)
+
+
+def test_old_logs_and_quarantined_files_go(store: Store) -> None:
+    """After 30 days, counted in the answer; younger ones stay, and a dry run takes nothing."""
+    store.layout.quarantine.mkdir()
+    old = [store.layout.logs / "a.log", store.layout.quarantine / "b"]
+    for path in old:
+        path.write_bytes(b"x" * 10_000)
+    assert collect(store, look=nobody).leftovers == 0
+    later = time.time() + 31 * 86400
+    would = collect(store, look=nobody, dry_run=True, now=later)
+    assert would.leftovers == 2
+    assert all(path.exists() for path in old)
+    done = collect(store, look=nobody, now=later)
+    assert (done.leftovers, done.freed_bytes) == (2, would.freed_bytes)
+    assert done.freed_bytes >= 20_000
+    assert not any(path.exists() for path in old)
