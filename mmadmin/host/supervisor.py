@@ -45,6 +45,7 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 _COMMENT = re.compile(r"(?:^|\s)[;#]|[\r\n]")
 """What supervisord's configuration reader would cut off as a comment, or as a line."""
 _BAD_NAME, _ALREADY_ADDED, _STILL_RUNNING, _NOT_RUNNING = 10, 90, 91, 70
+_SHUTTING_DOWN = 6
 """Fault codes of supervisord's XML-RPC interface."""
 
 
@@ -394,6 +395,12 @@ class Supervisor:
             raise Unreachable(
                 f"the supervisor does not answer: {error}", remedy="start it with `mm up`"
             ) from error
+        except xmlrpc.client.Fault as fault:
+            if fault.faultCode != _SHUTTING_DOWN:
+                raise
+            raise Unreachable(
+                "the supervisor is shutting down", remedy="start it again with `mm up`"
+            ) from fault
 
     # Files
 

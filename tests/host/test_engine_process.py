@@ -372,6 +372,31 @@ def test_what_a_killed_supervisor_leaves_is_found_and_ended(tmp_path):
     assert supervisor.end_leftovers() == []
 
 
+def test_a_supervisor_that_shuts_down_is_unreachable(tmp_path):
+    """`mm down` in the middle of an activation is no bug of ours; a worker takes it up later."""
+    supervisor = Supervisor(Home(tmp_path))
+    deaf = ProgramSpec(
+        name="deaf",
+        argv=["/bin/sh", "-c", "trap '' TERM; echo up; while :; do sleep 0.1; done"],
+        env={},
+        cwd=tmp_path,
+        log=tmp_path / "deaf.log",
+        startsecs=0,
+        startretries=0,
+        stopwaitsecs=20,
+        priority=1,
+    )
+    supervisor.launch([deaf])
+    while "up" not in (deaf.log.read_text() if deaf.log.exists() else ""):
+        time.sleep(0.05)
+    supervisor._call("shutdown")
+    with pytest.raises(Unreachable, match="mm up"):
+        supervisor.program("deaf")
+    assert not supervisor.running()
+    assert supervisor.end_leftovers()
+    assert supervisor.end_leftovers() == []
+
+
 def test_leftovers_are_named_when_they_are_ended(tmp_path):
     """Without any record, by the mark in their environment."""
     home = Home(tmp_path)
