@@ -380,6 +380,7 @@ def _finish(
     """The generation is built; it goes live when that was asked for."""
     build = recorder.job
     recorder.flush()
+    queued = True
     with lease.fenced(build):
         BuildStep.objects.filter(build=build, state=StepState.WAITING).update(
             state=StepState.CACHED, why=NOT_NEEDED
@@ -396,11 +397,16 @@ def _finish(
             built_at=timezone.now(),
         )
         if build.activate_after:
-            _activate(build, generation)
+            queued = _activate(build, generation)
+    if not queued:
+        recorder.log(
+            f"not activated: another activation of {generation.deployment.name} is under way; "
+            f"activate generation {generation.number} when that has ended"
+        )
 
 
-def _activate(build: Build, generation: Generation) -> None:
-    """Queue the activation; one that is under way already is not disturbed."""
+def _activate(build: Build, generation: Generation) -> bool:
+    """Queue the activation; False where one is under way, which is not disturbed."""
     deployment = generation.deployment
     live = type(deployment).objects.values_list("live", flat=True).get(pk=deployment.pk)
     try:
@@ -415,9 +421,10 @@ def _activate(build: Build, generation: Generation) -> None:
                 actor=build.actor,
             )
     except IntegrityError:
-        return
+        return False
     enqueue_on_commit(activation)
     lease.announce(activation)
+    return True
 
 
 def next_build(host_id: int, exclude: Sequence[int] = ()) -> Build | None:

@@ -26,7 +26,15 @@ from django.utils import timezone
 
 from deployments import feed
 from deployments.jobs import states
-from deployments.models import Activation, Browse, Build, BuildStep, Care, StepState
+from deployments.models import (
+    Activation,
+    Browse,
+    Build,
+    BuildStep,
+    Care,
+    Deployment,
+    StepState,
+)
 from deployments.queue import AnyJob
 from mmadmin.core.errors import LeaseLost, StepFailed
 from mmadmin.core.lifecycle import GenerationState, JobState
@@ -177,6 +185,8 @@ def end(job: AnyJob, state: JobState, error: dict[str, Any] | None = None) -> bo
         job.state, job.error, job.ended_at = state, error, now
         if state != JobState.SUCCEEDED and isinstance(job, Build):
             _end_build(job, error)
+        if state != JobState.SUCCEEDED and isinstance(job, Activation):
+            _end_activation(job, error)
     announce(job)
     return True
 
@@ -196,6 +206,24 @@ def _end_build(build: Build, error: dict[str, Any] | None) -> None:
             actor_id=build.actor_id if cancelled else None,
             reason=states.words(error),
             only_from=(GenerationState.PLANNED, GenerationState.BUILDING),
+        )
+
+
+def _end_activation(activation: Activation, error: dict[str, Any] | None) -> None:
+    """One that broke off leaves no generation half-way; the watch ends engines nobody wants."""
+    if activation.target_id is not None:
+        states.advance(
+            activation.target_id,
+            GenerationState.FAILED,
+            reason=states.words(error),
+            only_from=(GenerationState.STARTING, GenerationState.PROBING),
+        )
+    live = Deployment.objects.values_list("live", flat=True).get(pk=activation.deployment_id)
+    if activation.previous_id is not None and activation.previous_id != live:
+        states.advance(
+            activation.previous_id,
+            GenerationState.RETIRED,
+            only_from=(GenerationState.DRAINING,),
         )
 
 

@@ -236,8 +236,9 @@ def follow_to_live(build_id: int, *, quiet: bool = False) -> Build:
     while (activation := activation_after(build)) is None:
         if time.monotonic() > give_up:
             raise MmError(
-                f"build {build.pk} is done, but its activation was not queued",
-                remedy="activate it by hand: mm activate NAME NUMBER",
+                f"build {build.pk} is done, but was not activated: "
+                "another activation of the deployment was under way",
+                remedy="when that has ended: mm activate NAME NUMBER",
             )
         time.sleep(POLL_S)
     follow_activation(activation.pk, quiet=quiet)

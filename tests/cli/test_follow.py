@@ -138,5 +138,5 @@ def test_the_activation_is_watched_after_the_build(build: Build, script: list, c
 def test_an_activation_that_never_comes_is_an_error(build: Build, script: list) -> None:
     """A build that succeeded and forgot its activation does not hang us for ever."""
     script += [states(build, JobState.SUCCEEDED)]
-    with pytest.raises(MmError, match="was not queued"):
+    with pytest.raises(MmError, match="was not activated"):
         follow.follow_to_live(build.pk)

@@ -298,6 +298,17 @@ def test_an_auto_activated_build_goes_live(people: People, broker) -> None:
     assert live() == 1
 
 
+def test_a_build_says_why_it_was_not_activated(people: People) -> None:
+    """Another activation is under way: that one goes on, and the build's log says so."""
+    first = actions.deploy(people.bob, spec(), reason="first")
+    tasks.run_build(first.builds.get().pk)
+    second = actions.deploy(people.bob, spec(context=4096), reason="second")
+    tasks.run_build(second.builds.get().pk)
+    assert Activation.objects.get().target == first
+    text = "".join(second.builds.get().log.values_list("text", flat=True))
+    assert "not activated: another activation of smol is under way" in text
+
+
 KILLS = [(fits, verb) for fits in (True, False) for verb in ("preflight", "start", "probe", "stop")]
 
 
@@ -343,6 +354,34 @@ def test_a_kill_while_it_undoes(people: People, gate: Gate, settings, fits: bool
     assert activation.error["code"] == "probe_failed"
     assert (live(), states(), running()) == (1, ["live", "failed"], ["smol/1"])
     until(lambda: gate.routes[-1] == ("open", 1, 1))
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_one_that_breaks_off_leaves_nothing_half_way(
+    people: People, gate: Gate, monkeypatch: pytest.MonkeyPatch, fits: bool
+) -> None:
+    """A bug on the way back: errored, the target failed in words, and it may be tried again."""
+    built(people)
+    go(people, 1)
+    built(people, 4096)
+    machines.tell("room", "overlap" if fits else "swap")
+    machines.tell("probe-fails", ["smol/2"])
+
+    def broken(machine: machines.ToyMachine, replica: Replica) -> None:
+        if replica.generation.number == 2:
+            raise RuntimeError("a bug of ours")
+        stop(machine, replica)
+
+    stop = machines.ToyMachine.stop
+    monkeypatch.setattr(machines.ToyMachine, "stop", broken)
+    activation = go(people, 2)
+    assert activation.state == JobState.ERRORED
+    assert Generation.objects.get(number=2).state == "failed"
+    assert "a bug of ours" in Generation.objects.get(number=2).state_reason
+    monkeypatch.undo()
+    machines.tell("probe-fails", [])
+    assert go(people, 2).state == JobState.SUCCEEDED
+    assert live() == 2
 
 
 def test_one_that_kills_its_worker_goes_back(people: People, gate: Gate, settings) -> None:
