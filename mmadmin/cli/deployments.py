@@ -30,6 +30,7 @@ from mmadmin.core.errors import InvalidInput, NotFound
 
 if TYPE_CHECKING:
     from deployments.models import Activation, Build
+    from deployments.queries import HistoryRow
 
 Name = Annotated[str, typer.Argument(help="The deployment's name.", metavar="NAME")]
 Number = Annotated[int, typer.Argument(help="The generation's number.", metavar="NUMBER", min=1)]
@@ -284,7 +285,7 @@ def history(
                 escape(row.generation.author.get_username()),
                 when_text(row.generation.created_at),
                 seconds_text(row.live_s) if row.live_s else "",
-                escape(row.generation.reason),
+                escape(_why(row)),
                 escape(", ".join(f"{c.section}.{c.field}" for c in row.changes[:4])),
             ]
             for row in rows
@@ -293,7 +294,17 @@ def history(
     )
 
 
-def _history_json(row: Any) -> dict[str, Any]:
+def _why(row: HistoryRow) -> str:
+    """Why it was made and, where it was gone back to, who did that last, when and why."""
+    words = str(row.generation.reason)
+    back = next((a for a in row.activations if a.kind == "rollback"), None)
+    if back is not None:
+        who = back.actor.get_username() if back.actor else "mmadmin"
+        words += f"\nrolled back to by {who}, {when_text(back.created_at)}: {back.reason}"
+    return words
+
+
+def _history_json(row: HistoryRow) -> dict[str, Any]:
     generation = row.generation
     return {
         "number": generation.number,
@@ -310,6 +321,17 @@ def _history_json(row: Any) -> dict[str, Any]:
         "mark": generation.mark,
         "live_s": row.live_s,
         "live_spans": [list(span) for span in row.live_spans],
+        "activations": [
+            {
+                "kind": a.kind,
+                "state": a.state,
+                "actor": a.actor.get_username() if a.actor else None,
+                "reason": a.reason,
+                "at": a.created_at,
+                "ended_at": a.ended_at,
+            }
+            for a in row.activations
+        ],
         "changes": [
             {"section": c.section, "field": c.field, "before": c.before, "after": c.after}
             for c in row.changes

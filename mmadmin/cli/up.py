@@ -225,17 +225,24 @@ def status_of(home: Home, ports: Ports) -> dict[str, Any]:
             }
             for program in programs
         ],
-        "deployments": _deployments(),
+        "deployments": _deployments(down=not programs and was_up(home)),
     }
 
 
-def _deployments() -> list[dict[str, Any]]:
+def was_up(home: Home) -> bool:
+    """True where engines run under this home's own supervisor: without it, none of them runs."""
+    return (home.supervisor / "supervisord.conf").exists()
+
+
+def _deployments(*, down: bool) -> list[dict[str, Any]]:
     from mmadmin.cli.records import actor
 
     try:
         person = actor()
     except NotFound:  # not set up to the end: nobody could have deployed anything
         return []
+    from django.conf import settings
+
     from deployments import queries
 
     return [
@@ -243,7 +250,11 @@ def _deployments() -> list[dict[str, Any]]:
             "name": row.deployment.name,
             "public_name": row.deployment.public_name,
             "live_generation": row.live.number if row.live else None,
-            "state": row.state,
+            "state": (
+                "stopped"
+                if down and row.state == "live" and row.deployment.host.name == settings.HOST_NAME
+                else row.state
+            ),
             "newest_generation": row.newest.number if row.newest else None,
         }
         for row in queries.deployments_overview(person)

@@ -12,6 +12,7 @@ from django.db import OperationalError
 from typer.testing import CliRunner
 
 from deployments.models import (
+    Activation,
     AuditEvent,
     ClientKey,
     Deployment,
@@ -111,6 +112,33 @@ def test_history_is_what_the_issue_of_a_release_needs(served: Deployment) -> Non
         (1, "retired", "tiny", "alice", "reason 1", False),
     ]
     assert "reason 1" in mm("history", "tiny")
+
+
+def test_history_says_who_went_back_and_why(served: Deployment, alice: User) -> None:
+    """A roll-back is in the history of the generation that it brought back."""
+    Activation.objects.create(
+        deployment=served,
+        target=served.generations.get(number=1),
+        kind="rollback",
+        reason="1 answered better",
+        actor=alice,
+        host=served.host,
+    )
+    assert "rolled back to by alice" in " ".join(mm("history", "tiny").split())
+    gone_back = mm_json("history", "tiny")[1]["activations"]
+    assert [(a["kind"], a["actor"], a["reason"]) for a in gone_back] == [
+        ("rollback", "alice", "1 answered better")
+    ]
+
+
+def test_nothing_is_live_where_nothing_runs(served: Deployment, tmp_path: Path) -> None:
+    """The records remember what is to be live; without the supervisor its engine is down."""
+    assert mm_json("status")["deployments"][0]["state"] == "live", "engines are elsewhere"
+    conf = Home(tmp_path).supervisor / "supervisord.conf"
+    conf.parent.mkdir(exist_ok=True)
+    conf.touch()
+    [found] = mm_json("status")["deployments"]
+    assert (found["state"], found["live_generation"]) == ("stopped", 2)
 
 
 def test_acting_as_a_viewer_is_refused(served: Deployment) -> None:
