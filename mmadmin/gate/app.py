@@ -44,6 +44,8 @@ Send = Callable[[Message], Awaitable[None]]
 CLIENT_LEFT = 499
 BODIES_AT_ONCE = 16
 """A worker holds at most so many bodies of the largest size."""
+HEADER_LIMIT_BYTES = 64 * 1024
+"""Names and values of a request's headers together."""
 _CLIENT_ID = re.compile(rb"[!-~]{1,128}")
 _JSON = (b"content-type", b"application/json")
 _PASSED_ON = (b"content-type", b"accept", b"anthropic-version", b"anthropic-beta", b"traceparent")
@@ -213,6 +215,12 @@ class Gate:
         )
 
     def _authenticate(self, flight: Flight, headers: list[tuple[bytes, bytes]]) -> KeyRecord:
+        if sum(len(name) + len(value) for name, value in headers) > HEADER_LIMIT_BYTES:
+            raise Refusal(
+                431,
+                f"The request headers may have {HEADER_LIMIT_BYTES // 1024} KiB in all.",
+                reason="headers_too_large",
+            )
         key = check_key(presented_key(headers), self.snapshot, self.settings.pepper)
         flight.key = key
         flight.task = asyncio.current_task()

@@ -237,6 +237,25 @@ async def test_a_body_over_the_limit_is_413(house: House) -> None:
     assert house.engine.calls == []
 
 
+async def test_headers_over_the_limit_are_431(house: House) -> None:
+    """One long or many small, with or without a key, before anything else is looked at."""
+    for headers in ({"X-Long": "x" * 70_000}, {f"X-{n}": "y" * 60 for n in range(1200)}):
+        for key in (house.key.text, None):
+            answer = await ask(house.port, CHAT, chat(), key=key, headers=headers)
+            assert (answer.status, answer.json["error"]["code"]) == (431, "headers_too_large")
+            assert answer.json["error"]["type"] == "invalid_request_error"
+    assert house.engine.calls == []
+
+
+async def test_a_packed_body_is_415(house: House) -> None:
+    """The gate reads the body; what it cannot read is the request's fault, in words."""
+    answer = await ask(
+        house.port, CHAT, chat(), key=house.key.text, headers={"Content-Encoding": "gzip"}
+    )
+    assert (answer.status, answer.json["error"]["type"]) == (415, "invalid_request_error")
+    assert house.engine.calls == []
+
+
 async def test_many_large_bodies_are_bounded(house: House) -> None:
     """Uploads together cannot fill the memory; what they held is given back."""
     house.gate.settings = replace(house.settings, body_limit_bytes=1000)
