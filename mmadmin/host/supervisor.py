@@ -30,7 +30,7 @@ import psutil
 
 from mmadmin.core.errors import InvalidInput, NotFound, Unreachable
 from mmadmin.core.home import Home
-from mmadmin.host.endings import end_processes, is_alive
+from mmadmin.host.endings import PATIENCE_S, end_processes, is_alive
 
 RPC_TIMEOUT_S = 30.0
 START_DEADLINE_S = 20.0
@@ -40,6 +40,7 @@ LOG_TAIL_BYTES = 64 * 1024
 STOP_DEADLINE_S = 300.0
 EXEC_S = 2.0
 POLL_S = 0.1
+LEFTOVER_ROUNDS = 5
 _RUNS = frozenset({"STARTING", "RUNNING", "BACKOFF", "STOPPING"})
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 _COMMENT = re.compile(r"(?:^|\s)[;#]|[\r\n]")
@@ -231,6 +232,20 @@ class Supervisor:
         """
         if self.running():
             return []
+        ended: set[str] = set()
+        patience_s: float = PATIENCE_S
+        for _ in range(LEFTOVER_ROUNDS):  # one that was deaf may have had children meanwhile
+            found = self._leftovers()
+            if not found:
+                break
+            end_processes([(pid, started) for _, pid, started in found], patience_s=patience_s)
+            ended |= {f"{name} (pid {pid})" for name, pid, _ in found}
+            patience_s = 0
+        self.home.supervisor_socket.unlink(missing_ok=True)
+        return sorted(ended)
+
+    def _leftovers(self) -> list[tuple[str, int, float]]:
+        """What carries this home's supervisor in its environment, or is recorded and alive."""
         mark = f"unix://{self.home.supervisor_socket}"
         mine = {os.getpid(), *(parent.pid for parent in psutil.Process().parents())}
         found: list[tuple[str, int, float]] = []
@@ -243,9 +258,7 @@ class Supervisor:
             except (psutil.Error, OSError):
                 continue  # another user's, or gone meanwhile
         found += [(n, p, t) for n, p, t in self._recorded() if is_alive(p, t) and p not in mine]
-        end_processes([(pid, started) for _, pid, started in found])
-        self.home.supervisor_socket.unlink(missing_ok=True)
-        return sorted({f"{name} (pid {pid})" for name, pid, _ in found})
+        return found
 
     def _recorded(self) -> Iterator[tuple[str, int, float]]:
         """Programs as they were when last looked at, and the daemon."""
