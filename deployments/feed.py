@@ -28,6 +28,7 @@ from django.utils import timezone
 from deployments.models import ClientKey, Deployment, Publication, Replica, ReplicaState
 from mmadmin.core.home import Home
 from mmadmin.core.snapshot import (
+    KEY_LIMITS,
     NUDGE_CHANNEL,
     REVOKE_CHANNEL,
     SNAPSHOT_KEY,
@@ -44,7 +45,6 @@ log = logging.getLogger(__name__)
 EVENTS_CHANNEL = "mm:events"
 REDIS_TIMEOUT_S = 2.0
 
-LIMITS = ("rpm", "tpm", "concurrency", "tokens_per_day", "tokens_per_month")
 KEY_FIELDS = (
     "key_id",
     "digest",
@@ -145,9 +145,9 @@ def current_snapshot() -> Snapshot:
             expires_at=_unix(row["expires_at"]),
             deployments=row["deployments"],
             endpoints=row["endpoints"],
-            **{limit: row[limit] for limit in LIMITS},
+            **{limit: row[limit] for limit in KEY_LIMITS},
         )
-        for row in ClientKey.objects.values(*KEY_FIELDS, *LIMITS)
+        for row in ClientKey.objects.values(*KEY_FIELDS, *KEY_LIMITS)
     }
     return Snapshot(version=0, routes=routes, keys=keys)
 

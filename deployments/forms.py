@@ -13,6 +13,7 @@ from django.utils import timezone
 
 from deployments.models import Role
 from mmadmin.core.access import ENDPOINTS
+from mmadmin.core.snapshot import KEY_LIMITS
 
 
 class Described(forms.Form):
@@ -151,14 +152,12 @@ class IssueKey(Described):
         input_formats=["%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d"],
     )
 
-    LIMITS = ("rpm", "tpm", "concurrency", "tokens_per_day", "tokens_per_month")
-
     def __init__(self, *args: Any, deployments: list[str], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         choice = self.fields["deployments"]
         assert isinstance(choice, forms.MultipleChoiceField)  # noqa: S101 (for the type checker)
         choice.choices = [(name, name) for name in deployments]
-        for name in self.LIMITS:
+        for name in KEY_LIMITS:
             self.fields[name].widget.attrs |= {"placeholder": "no limit", "inputmode": "numeric"}
 
     def clean_expires_at(self) -> Any:
@@ -173,7 +172,7 @@ class IssueKey(Described):
     def wanted(self) -> dict[str, Any]:
         """What the action takes; an empty limit is 0."""
         answers = dict(self.cleaned_data)
-        for name in self.LIMITS:
+        for name in KEY_LIMITS:
             answers[name] = answers[name] or 0
         return answers
 

@@ -20,11 +20,9 @@ from deployments.models import (
 )
 from mmadmin.core import access
 from mmadmin.core.errors import Conflict, InvalidInput, NotFound
+from mmadmin.core.snapshot import KEY_LIMITS
 
 ROTATION_OVERLAP = timedelta(days=1)
-
-
-LIMITS = ("rpm", "tpm", "concurrency", "tokens_per_day", "tokens_per_month")
 
 
 LIMIT_MAX = 2**31 - 1
@@ -89,7 +87,7 @@ def check_key_fields(fields: dict[str, Any]) -> None:
     for field, limit in (("owner", 128), ("note", 255)):
         if len(fields.get(field, "")) > limit:
             raise InvalidInput(f"{field} is longer than {limit} characters", field=field)
-    for field in LIMITS:
+    for field in KEY_LIMITS:
         if field in fields and not 0 <= fields[field] <= LIMIT_MAX:
             raise InvalidInput(
                 f"{field} is out of range", remedy=f"use 0 (no limit) to {LIMIT_MAX}", field=field
@@ -174,7 +172,7 @@ def rotate_key(
             expires_at=old.expires_at,
             rotated_from=old,
             created_by=actor,
-            **{field: getattr(old, field) for field in LIMITS},
+            **{field: getattr(old, field) for field in KEY_LIMITS},
         )
         ends = timezone.now() + overlap
         if old.expires_at is None or old.expires_at > ends:
@@ -218,7 +216,7 @@ def playground_key(actor: User) -> tuple[ClientKey, str]:
 def edit_key(actor: User, key_id: str, **changes: Any) -> ClientKey:
     """Change owner, note, deployments, endpoints, expires_at or a limit of a key."""
     require(actor, Role.ADMIN)
-    editable = {"owner", "note", "deployments", "endpoints", "expires_at", *LIMITS}
+    editable = {"owner", "note", "deployments", "endpoints", "expires_at", *KEY_LIMITS}
     if unknown := set(changes) - editable:
         raise InvalidInput(f"a key has no editable field {', '.join(sorted(unknown))}")
     check_key_fields(changes)

@@ -68,8 +68,3 @@ def check_move(before: GenerationState, after: GenerationState) -> None:
             before=before.value,
             after=after.value,
         )
-
-
-def sources_of(after: GenerationState) -> frozenset[GenerationState]:
-    """The states from which `after` may be reached: the guard of a compare-and-set."""
-    return frozenset(before for before, moves in GENERATION_MOVES.items() if after in moves)

@@ -95,6 +95,10 @@ class KeyRecord:
     """Limits; 0 = none."""
 
 
+KEY_LIMITS = ("rpm", "tpm", "concurrency", "tokens_per_day", "tokens_per_month")
+"""The limits of a key by the names of their fields, here and in the panel's records."""
+
+
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """Everything the gate needs to answer, immutable; newer versions replace older ones."""
