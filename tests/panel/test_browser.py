@@ -149,12 +149,15 @@ feed.announce("step", step.pk, deployment="smollm2-135m", build=7)
 print(now)
 """
 ARRIVALS = """() => {
-  window.arrived = {};
-  const look = () => {
-    if (document.getElementById("log").textContent.includes("fresh from the compiler")) window.arrived.log ??= Date.now();
-    if (document.getElementById("steps").textContent.includes("300 of 412")) window.arrived.step ??= Date.now();
-  };
-  new MutationObserver(look).observe(document.body, { subtree: true, childList: true, characterData: true });
+  const seen = {};
+  window.arrived = new Promise((resolve) => {
+    const look = () => {
+      if (document.getElementById("log").textContent.includes("fresh from the compiler")) seen.log ??= Date.now();
+      if (document.getElementById("steps").textContent.includes("300 of 412")) seen.step ??= Date.now();
+      if (seen.log && seen.step) resolve(seen);
+    };
+    new MutationObserver(look).observe(document.body, { subtree: true, childList: true, characterData: true });
+  });
 }"""
 
 
@@ -165,8 +168,7 @@ def test_lines_and_progress_arrive_at_once(site: Panel, browser: Browser) -> Non
         expect(page.locator("html")).to_have_attribute("data-stream", "on")
         page.evaluate(ARRIVALS)
         written = float(site.python(WRITE))
-        page.wait_for_function("window.arrived.log && window.arrived.step")
-        arrived = page.evaluate("window.arrived")
+        arrived = page.evaluate("window.arrived")  # a promise: it waits for both
         late = {what: moment / 1000 - written for what, moment in arrived.items()}
         assert max(late.values()) < 2, late  # on a quiet machine well under one second
 
