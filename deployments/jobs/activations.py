@@ -5,25 +5,23 @@ to go on, and every phase looks at what is already so before it acts. Nothing is
 its successor has proved itself, except in a swap, where memory forces it; there the old
 generation comes back when the new one fails. After the flip an activation only finishes.
 
-Effects on engines go through `Hands`, so that this walk is tested without any.
+Seats, processes and proofs of engines are in `engines`.
 """
 
 from __future__ import annotations
 
 import logging
-import secrets
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any
 
-from django.conf import settings
-from django.db import IntegrityError, InterfaceError, OperationalError
+from django.db import InterfaceError, OperationalError
 from django.utils import timezone
 
 from deployments import feed
 from deployments.jobs import gates, lease, states
+from deployments.jobs.engines import Engines, Hands
 from deployments.jobs.recorder import Ended, Recorder
 from deployments.models import (
     Activation,
@@ -45,84 +43,22 @@ from mmadmin.core.activation import (
     may_turn_back,
     turn_back,
 )
-from mmadmin.core.engine import LaunchSpec, Seat
 from mmadmin.core.errors import (
     Cancelled,
     Conflict,
     DoesNotFit,
     LeaseLost,
     MmError,
-    ProbeFailed,
-    Unreachable,
 )
 from mmadmin.core.lifecycle import GenerationState
-from mmadmin.core.placement import Beside
 from mmadmin.core.spec import ActivationSpec, parse_spec
 
 log = logging.getLogger(__name__)
 
-PATIENCE_S = 120
-"""How long a phase waits for a supervisor or broker that does not answer."""
 FLIP_SEEN_S = 10
 """How long the gates get to take up a route; they also read it from the file."""
-PORTS = 1000
-ACTIVE_REPLICA = (
-    ReplicaState.STARTING,
-    ReplicaState.PROBING,
-    ReplicaState.READY,
-    ReplicaState.DRAINING,
-)
 FORWARD_ATTEMPTS = 3
 """A walk that lost its worker so often before the flip goes back."""
-
-
-class Hands(Protocol):
-    """What an activation does to engines. Every method may be called again after a crash."""
-
-    def preflight(self, generation: Generation) -> None:
-        """Raise unless the generation's closure is intact and its engine could start here."""
-        ...
-
-    def beside(self, generation: Generation, running: Replica | None) -> Beside:
-        """Whether there is memory for it now, beside or instead of what runs."""
-        ...
-
-    def launch(self, generation: Generation, seat: Seat) -> LaunchSpec:
-        """The command that starts a replica in that seat."""
-        ...
-
-    def port_is_free(self, port: int) -> bool:
-        """True when nothing listens on the port of this machine."""
-        ...
-
-    def start(self, replica: Replica, launch: LaunchSpec) -> None:
-        """Put the engine under the supervisor, unless it runs already."""
-        ...
-
-    def prove(
-        self,
-        replica: Replica,
-        launch: LaunchSpec,
-        *,
-        wanted: ActivationSpec | None,
-        deadline_s: int,
-        parent_report: Mapping[str, Any] | None,
-        on_progress: Callable[[str], None],
-        check: Callable[[], None],
-    ) -> Mapping[str, Any]:
-        """Wait until the engine has proved itself; returns the probe report.
-
-        Without `wanted` only that it is the right one and answers: it has shown the rest before.
-        """
-        ...
-
-    def process(self, replica: Replica) -> tuple[int, float] | None:
-        """Pid and start time of the running engine."""
-        ...
-
-    def stop(self, replica: Replica) -> None:
-        """End the engine's whole group; returns when port and memory are free."""
-        ...
 
 
 def walk(recorder: Recorder[Activation], hands: Hands) -> None:
@@ -130,12 +66,11 @@ def walk(recorder: Recorder[Activation], hands: Hands) -> None:
     Walker(recorder, hands).run()
 
 
-class Walker:
+class Walker(Engines):
     """One attempt at an activation."""
 
     def __init__(self, recorder: Recorder[Activation], hands: Hands) -> None:
-        self.recorder = recorder
-        self.hands = hands
+        super().__init__(recorder, hands)
         self.activation = Activation.objects.select_related(
             "deployment__host", "target__deployment", "previous__deployment", "host"
         ).get(pk=recorder.job.pk)
@@ -222,17 +157,7 @@ class Walker:
         """Enter a phase and do it, patient with a supervisor that is being restarted."""
         self.recorder.check()
         self._enter(phase)
-        deadline = time.monotonic() + PATIENCE_S
-        while True:
-            try:
-                getattr(self, f"_{phase.value}")()
-            except Unreachable as error:
-                if time.monotonic() > deadline:
-                    raise
-                self.recorder.log(f"{phase.value}: {error}; trying again")
-                self.recorder.wait(1)
-            else:
-                return
+        self._patiently(phase.value, getattr(self, f"_{phase.value}"))
 
     def _enter(self, phase: Phase) -> None:
         now = timezone.now().isoformat()
@@ -285,21 +210,7 @@ class Walker:
         target = self._target()
         with lease.fenced(self.activation):
             states.advance(target.pk, GenerationState.PROBING, **self._by())
-        replica = self._replica_of(target)
-        if (target.probe_report or {}).get("ok"):  # it does not change: what it showed holds
-            self._prove(replica, target, wanted=None)
-            return
-        try:
-            report = self._prove(replica, target, wanted=self._options())
-        except ProbeFailed as error:
-            if (failed := error.details.pop("report", None)) is not None:
-                self._keep_report(target, failed)
-            raise
-        self._keep_report(target, report)
-
-    def _keep_report(self, target: Generation, report: Mapping[str, Any]) -> None:
-        with lease.fenced(self.activation):
-            Generation.objects.filter(pk=target.pk).update(probe_report=report)
+        self._show(target)
 
     def _flip(self) -> None:
         """From here on the gates route to the target."""
@@ -446,101 +357,8 @@ class Walker:
         if not gates.wait_seen(version, timeout_s=FLIP_SEEN_S, sleep=self.recorder.wait):
             self.recorder.log(f"not every gate has told that it knows version {version}")
 
-    def _replicas(self, generation: Generation) -> list[Replica]:
-        return list(
-            Replica.objects.filter(
-                generation=generation, host=self.activation.host, state__in=ACTIVE_REPLICA
-            ).select_related("generation__deployment", "host")
-        )
-
-    def _replica_of(self, generation: Generation) -> Replica:
-        found = self._replicas(generation)
-        if not found:
-            raise Conflict(f"{generation.uid} has no replica", remedy="activate it again")
-        return found[0]
-
-    def _start_replica(self, generation: Generation) -> None:
-        found = self._replicas(generation)
-        replica = found[0] if found else self._seat(generation)
-        launch = self.hands.launch(generation, seat_of(replica))
-        self.recorder.log(f"{replica.uid} on port {replica.port}")
-        Replica.objects.filter(pk=replica.pk).update(
-            launch={"argv": list(launch.argv), "env": dict(launch.env)},
-            slots=launch.probe.slots,
-            context_per_slot=launch.probe.context_per_slot,
-        )
-        self.hands.start(replica, launch)
-
-    def _seat(self, generation: Generation) -> Replica:
-        """A replica row with a free port: the database decides between two that want it."""
-        host = self.activation.host
-        taken = set(
-            Replica.objects.filter(host=host, state__in=ACTIVE_REPLICA).values_list(
-                "port", flat=True
-            )
-        )
-        first = settings.PORTS.engines_from
-        for port in range(first, first + PORTS):
-            if port in taken or not self.hands.port_is_free(port):
-                continue
-            try:
-                with lease.fenced(self.activation):
-                    return Replica.objects.create(
-                        uid=f"{self.deployment.name}.{generation.number}.{secrets.token_hex(4)}",
-                        generation=generation,
-                        host=host,
-                        port=port,
-                        activation=self.activation,
-                    )
-            except IntegrityError:
-                continue
-        raise Conflict(
-            f"no free port for an engine from {first} to {first + PORTS - 1}",
-            remedy="stop what listens there, or set MM_ENGINE_PORTS_FROM",
-        )
-
-    def _prove(
-        self, replica: Replica, generation: Generation, *, wanted: ActivationSpec | None
-    ) -> Mapping[str, Any]:
-        launch = self.hands.launch(generation, seat_of(replica))
-        Replica.objects.filter(pk=replica.pk, state=ReplicaState.STARTING).update(
-            state=ReplicaState.PROBING
-        )
-        try:
-            report = self.hands.prove(
-                replica,
-                launch,
-                wanted=wanted,
-                parent_report=self._parent_report(),
-                deadline_s=self._load_deadline_s(generation),
-                on_progress=self.recorder.log,
-                check=self.recorder.check,
-            )
-        finally:
-            process = self.hands.process(replica)
-            if process is not None:
-                Replica.objects.filter(pk=replica.pk).update(pid=process[0], pid_started=process[1])
-        with lease.fenced(self.activation):
-            Replica.objects.filter(pk=replica.pk).update(state=ReplicaState.READY, error="")
-        return report
+    def _belongs_to(self) -> dict[str, Any]:
+        return {"activation": self.activation}
 
     def _parent_report(self) -> Mapping[str, Any] | None:
         return self.activation.previous.probe_report if self.activation.previous else None
-
-    def _load_deadline_s(self, generation: Generation) -> int:
-        wanted = parse_spec(generation.spec_toml).activation.load_deadline_s
-        return wanted or self.hands.launch(generation, Seat("127.0.0.1", 1)).load_deadline_s
-
-    def _stop_replicas(self, generation: Generation) -> None:
-        for replica in self._replicas(generation):
-            self.hands.stop(replica)
-            with lease.fenced(self.activation):
-                Replica.objects.filter(pk=replica.pk).update(
-                    state=ReplicaState.STOPPED, stopped_at=timezone.now(), pid=None
-                )
-            self.recorder.log(f"{replica.uid} has ended")
-
-
-def seat_of(replica: Replica) -> Seat:
-    """Where a replica sits."""
-    return Seat(host="127.0.0.1", port=replica.port)

@@ -22,7 +22,7 @@ from django.utils import timezone
 
 from deployments import feed
 from deployments.jobs import gates
-from deployments.jobs.activations import ACTIVE_REPLICA, seat_of
+from deployments.jobs.engines import ACTIVE_REPLICA, seat_of
 from deployments.models import (
     Activation,
     ActivationKind,

@@ -1,0 +1,232 @@
+"""Engines as jobs see them: a seat for a generation, a process in it, its proof, its end.
+
+Activations and trials start their engines with the same hands. A replica's row comes before its
+process and ends after it, so that no engine runs that the records do not know. Each step looks at
+what is already so before it acts, and may be done again after a crash.
+
+Effects go through `Hands`, so that all of this is tested without an engine.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from django.conf import settings
+from django.db import IntegrityError
+from django.utils import timezone
+
+from deployments.jobs import lease
+from deployments.jobs.recorder import Recorder
+from deployments.models import Generation, Replica, ReplicaState
+from mmadmin.core.engine import LaunchSpec, Seat
+from mmadmin.core.errors import Conflict, ProbeFailed, Unreachable
+from mmadmin.core.placement import Beside
+from mmadmin.core.spec import ActivationSpec, parse_spec
+
+PATIENCE_S = 120
+"""How long a step waits for a supervisor or broker that does not answer."""
+PORTS = 1000
+ACTIVE_REPLICA = (
+    ReplicaState.STARTING,
+    ReplicaState.PROBING,
+    ReplicaState.READY,
+    ReplicaState.DRAINING,
+)
+
+
+class Hands(Protocol):
+    """What jobs do to engines. Every method may be called again after a crash."""
+
+    def preflight(self, generation: Generation) -> None:
+        """Raise unless the generation's closure is intact and its engine could start here."""
+        ...
+
+    def beside(self, generation: Generation, running: Replica | None) -> Beside:
+        """Whether there is memory for it now, beside or instead of what runs."""
+        ...
+
+    def launch(self, generation: Generation, seat: Seat) -> LaunchSpec:
+        """The command that starts a replica in that seat."""
+        ...
+
+    def port_is_free(self, port: int) -> bool:
+        """True when nothing listens on the port of this machine."""
+        ...
+
+    def start(self, replica: Replica, launch: LaunchSpec) -> None:
+        """Put the engine under the supervisor, unless it runs already."""
+        ...
+
+    def prove(
+        self,
+        replica: Replica,
+        launch: LaunchSpec,
+        *,
+        wanted: ActivationSpec | None,
+        deadline_s: int,
+        parent_report: Mapping[str, Any] | None,
+        on_progress: Callable[[str], None],
+        check: Callable[[], None],
+    ) -> Mapping[str, Any]:
+        """Wait until the engine has proved itself; returns the probe report.
+
+        Without `wanted` only that it is the right one and answers: it has shown the rest before.
+        """
+        ...
+
+    def process(self, replica: Replica) -> tuple[int, float] | None:
+        """Pid and start time of the running engine."""
+        ...
+
+    def stop(self, replica: Replica) -> None:
+        """End the engine's whole group; returns when port and memory are free."""
+        ...
+
+
+class Engines:
+    """The engines of one job: the walks of activations and trials are made of these steps."""
+
+    def __init__(self, recorder: Recorder[Any], hands: Hands) -> None:
+        self.recorder = recorder
+        self.hands = hands
+
+    def _belongs_to(self) -> dict[str, Any]:
+        """The fields of a new replica that say which job started it."""
+        raise NotImplementedError
+
+    def _parent_report(self) -> Mapping[str, Any] | None:
+        """What the generation that is live has shown, for comparison."""
+        raise NotImplementedError
+
+    def _patiently(self, what: str, act: Callable[[], None]) -> None:
+        """Do it, patient with a supervisor that is being restarted."""
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                act()
+            except Unreachable as error:
+                if time.monotonic() > deadline:
+                    raise
+                self.recorder.log(f"{what}: {error}; trying again")
+                self.recorder.wait(1)
+            else:
+                return
+
+    def _replicas(self, generation: Generation) -> list[Replica]:
+        return list(
+            Replica.objects.filter(
+                generation=generation, host=self.recorder.job.host, state__in=ACTIVE_REPLICA
+            ).select_related("generation__deployment", "host")
+        )
+
+    def _replica_of(self, generation: Generation) -> Replica:
+        found = self._replicas(generation)
+        if not found:
+            raise Conflict(f"{generation.uid} has no replica", remedy="activate it again")
+        return found[0]
+
+    def _start_replica(self, generation: Generation) -> None:
+        found = self._replicas(generation)
+        replica = found[0] if found else self._seat(generation)
+        launch = self.hands.launch(generation, seat_of(replica))
+        self.recorder.log(f"{replica.uid} on port {replica.port}")
+        Replica.objects.filter(pk=replica.pk).update(
+            launch={"argv": list(launch.argv), "env": dict(launch.env)},
+            slots=launch.probe.slots,
+            context_per_slot=launch.probe.context_per_slot,
+        )
+        self.hands.start(replica, launch)
+
+    def _seat(self, generation: Generation) -> Replica:
+        """A replica row with a free port: the database decides between two that want it."""
+        host = self.recorder.job.host
+        taken = set(
+            Replica.objects.filter(host=host, state__in=ACTIVE_REPLICA).values_list(
+                "port", flat=True
+            )
+        )
+        first = settings.PORTS.engines_from
+        name = generation.deployment.name
+        for port in range(first, first + PORTS):
+            if port in taken or not self.hands.port_is_free(port):
+                continue
+            try:
+                with lease.fenced(self.recorder.job):
+                    return Replica.objects.create(
+                        uid=f"{name}.{generation.number}.{secrets.token_hex(4)}",
+                        generation=generation,
+                        host=host,
+                        port=port,
+                        **self._belongs_to(),
+                    )
+            except IntegrityError:
+                continue
+        raise Conflict(
+            f"no free port for an engine from {first} to {first + PORTS - 1}",
+            remedy="stop what listens there, or set MM_ENGINE_PORTS_FROM",
+        )
+
+    def _show(self, generation: Generation) -> None:
+        """The engine shows that it is what it should be; what it showed once is not asked again."""
+        replica = self._replica_of(generation)
+        if (generation.probe_report or {}).get("ok"):  # it does not change: what it showed holds
+            self._prove(replica, generation, wanted=None)
+            return
+        wanted = parse_spec(generation.spec_toml).activation
+        try:
+            report = self._prove(replica, generation, wanted=wanted)
+        except ProbeFailed as error:
+            if (failed := error.details.pop("report", None)) is not None:
+                self._keep_report(generation, failed)
+            raise
+        self._keep_report(generation, report)
+
+    def _keep_report(self, generation: Generation, report: Mapping[str, Any]) -> None:
+        with lease.fenced(self.recorder.job):
+            Generation.objects.filter(pk=generation.pk).update(probe_report=report)
+
+    def _prove(
+        self, replica: Replica, generation: Generation, *, wanted: ActivationSpec | None
+    ) -> Mapping[str, Any]:
+        launch = self.hands.launch(generation, seat_of(replica))
+        Replica.objects.filter(pk=replica.pk, state=ReplicaState.STARTING).update(
+            state=ReplicaState.PROBING
+        )
+        try:
+            report = self.hands.prove(
+                replica,
+                launch,
+                wanted=wanted,
+                parent_report=self._parent_report(),
+                deadline_s=self._load_deadline_s(generation),
+                on_progress=self.recorder.log,
+                check=self.recorder.check,
+            )
+        finally:
+            process = self.hands.process(replica)
+            if process is not None:
+                Replica.objects.filter(pk=replica.pk).update(pid=process[0], pid_started=process[1])
+        with lease.fenced(self.recorder.job):
+            Replica.objects.filter(pk=replica.pk).update(state=ReplicaState.READY, error="")
+        return report
+
+    def _load_deadline_s(self, generation: Generation) -> int:
+        wanted = parse_spec(generation.spec_toml).activation.load_deadline_s
+        return wanted or self.hands.launch(generation, Seat("127.0.0.1", 1)).load_deadline_s
+
+    def _stop_replicas(self, generation: Generation) -> None:
+        for replica in self._replicas(generation):
+            self.hands.stop(replica)
+            with lease.fenced(self.recorder.job):
+                Replica.objects.filter(pk=replica.pk).update(
+                    state=ReplicaState.STOPPED, stopped_at=timezone.now(), pid=None
+                )
+            self.recorder.log(f"{replica.uid} has ended")
+
+
+def seat_of(replica: Replica) -> Seat:
+    """Where a replica sits."""
+    return Seat(host="127.0.0.1", port=replica.port)
