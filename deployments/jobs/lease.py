@@ -37,8 +37,8 @@ from deployments.models import (
 )
 from deployments.queue import AnyJob
 from mmadmin.core.errors import LeaseLost, StepFailed
+from mmadmin.core.incarnation import Incarnation
 from mmadmin.core.lifecycle import GenerationState, JobState
-from mmadmin.core.store.locks import Holder
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ KILLED = StepFailed(
 
 @lru_cache(maxsize=2)
 def _me(pid: int) -> str:
-    it = Holder.me()
+    it = Incarnation.me()
     return f"{socket.gethostname()}:{pid}:{it.started}:{it.boot}"
 
 
@@ -77,7 +77,7 @@ def is_dead(holder: str) -> bool:
     pid, started, boot = rest
     if not (pid.isdigit() and started.isdigit()):
         return False
-    return not Holder(int(pid), int(started), boot).alive
+    return not Incarnation(int(pid), int(started), boot).alive
 
 
 def is_free(job: AnyJob) -> bool:

@@ -17,7 +17,8 @@ from pathlib import Path
 
 from mmadmin.core.canonical import canonical, parse
 from mmadmin.core.errors import DiskFull, InvalidDerivation
-from mmadmin.core.store.locks import Holder, WaitHook, file_lock, holder_from, no_wait
+from mmadmin.core.incarnation import Incarnation
+from mmadmin.core.store.locks import WaitHook, file_lock, holder_from, no_wait
 
 BLOCK_BYTES = 512
 """Unit of `st_blocks` (stat(2))."""
@@ -111,7 +112,7 @@ class Disk:
         """
         path = self._reservations / f"{uuid.uuid4().hex}.json"
         record = {
-            **Holder.me().as_json(),
+            **Incarnation.me().as_json(),
             "owner": owner,
             "size_bytes": size_bytes,
             "covers": str(covers) if covers else "",

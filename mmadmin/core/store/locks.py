@@ -4,8 +4,8 @@ A lock is a `flock` on a file of its own. Programs that a step runs may inherit 
 (`pass_fds`), so that the lock outlives a killed worker for as long as its programs do. The file
 is unlinked by its last holder; who locks an unlinked file notices and tries again.
 
-A lease says "I am alive and need these objects": a file with the process's id, its start time and
-the machine's boot id, so that neither a reused pid nor a reboot is mistaken for its holder.
+A lease says "I am alive and need these objects": a file that names its process in the form of
+`core.incarnation`, so that neither a reused pid nor a reboot is mistaken for its holder.
 """
 
 from __future__ import annotations
@@ -17,19 +17,17 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 from mmadmin.core.canonical import canonical, parse
 from mmadmin.core.errors import InvalidDerivation, StoreCorrupt
+from mmadmin.core.incarnation import Incarnation, incarnation_from, start_time
 
 WaitHook = Callable[[str], None]
 """Told now and then who holds the lock; may raise to stop waiting."""
 
 POLL_S = 0.05
 REPORT_EVERY_S = 2.0
-START_TIME_FIELD = 19
-"""Position of the start time after the process name in /proc/<pid>/stat (field 22, proc(5))."""
 
 
 def no_wait(holder: str) -> None:
@@ -87,60 +85,12 @@ def _is_still(path: Path, fd: int) -> bool:
         return False
 
 
-@cache
-def boot_id() -> str:
-    """What tells one boot of the machine from the next."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-
-
-def start_time(pid: int) -> int | None:
-    """When a process started (clock ticks since boot); None when there is none, or a zombie."""
+def holder_from(data: bytes) -> Incarnation | None:
+    """The process that a lease or reservation file names; None when it is half-written."""
     try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    fields = text.rpartition(")")[2].split()
-    return None if fields[0] in {"Z", "X"} else int(fields[START_TIME_FIELD])
-
-
-@dataclass(frozen=True, slots=True)
-class Holder:
-    """A process, told apart from a later one with the same pid."""
-
-    pid: int
-    started: int
-    boot: str
-
-    @classmethod
-    def me(cls) -> Holder:
-        """The process that asks."""
-        started = start_time(os.getpid())
-        if started is None:
-            raise RuntimeError("this process is not in /proc")
-        return cls(os.getpid(), started, boot_id())
-
-    @property
-    def alive(self) -> bool:
-        """True while that very process runs."""
-        return self.boot == boot_id() and start_time(self.pid) == self.started
-
-    def as_json(self) -> dict[str, int | str]:
-        """The holder as data."""
-        return {"pid": self.pid, "started": self.started, "boot": self.boot}
-
-
-def holder_from(data: bytes) -> Holder | None:
-    """The holder that a lease or reservation file names; None when it is half-written."""
-    try:
-        value = parse(data)
+        return incarnation_from(parse(data))
     except InvalidDerivation:
         return None
-    if not isinstance(value, dict):
-        return None
-    pid, started, boot = value.get("pid"), value.get("started"), value.get("boot")
-    if isinstance(pid, int) and isinstance(started, int) and isinstance(boot, str):
-        return Holder(pid, started, boot)
-    return None
 
 
 class Lease:
@@ -165,7 +115,7 @@ class LeaseRecord:
 
     id: str
     owner: str
-    holder: Holder
+    holder: Incarnation
     objects: frozenset[str]
 
 
@@ -176,7 +126,7 @@ def lease_in(folder: Path, owner: str) -> Iterator[Lease]:
     path = folder / f"{lease_id}.json"
     objects = folder / f"{lease_id}.objects"
     temporary = folder / f"{lease_id}.new"
-    temporary.write_bytes(canonical({**Holder.me().as_json(), "owner": owner}))
+    temporary.write_bytes(canonical({**Incarnation.me().as_json(), "owner": owner}))
     objects.touch()
     temporary.rename(path)
     try:

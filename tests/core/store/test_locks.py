@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from mmadmin.core.store import Store
-from mmadmin.core.store.locks import Holder, file_lock, leases_in, start_time
+from mmadmin.core.store.locks import file_lock, leases_in
 from tests.core.workshop import in_child
 
 
@@ -105,25 +105,6 @@ def test_a_killed_holder_frees_the_lock(tmp_path: Path) -> None:
 
     assert in_child(hold_and_die) == -signal.SIGKILL
     assert is_free(path)
-
-
-def test_a_reused_pid_is_not_the_holder() -> None:
-    """Pid, start time and boot make a process; any other of them is another process."""
-    me = Holder.me()
-    assert me.alive
-    assert not Holder(me.pid, me.started + 1, me.boot).alive
-    assert not Holder(me.pid, me.started, "another boot").alive
-    assert start_time(2**22 + 1) is None
-
-
-def test_a_zombie_is_dead(tmp_path: Path) -> None:
-    """A process that only waits to be reaped holds nothing."""
-    child = subprocess.Popen([sys.executable, "-c", ""])
-    deadline = time.monotonic() + 10
-    while start_time(child.pid) is not None and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert start_time(child.pid) is None
-    child.wait()
 
 
 def test_leases_die_with_their_process(tmp_path: Path) -> None:
