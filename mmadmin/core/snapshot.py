@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
 from mmadmin.core.errors import InvalidInput
@@ -71,6 +71,14 @@ class Route:
     context_per_slot: int = 0
     endpoints: Sequence[str] = ()
     """Endpoint names that the engine offers; empty = all."""
+    trial: bool = False
+    """It leads to a generation that runs beside the live one for a while; `public_name` is the
+    generation's uid, and only keys with `trials` know of it."""
+
+    @property
+    def line(self) -> str:
+        """Where its requests wait: a trial has slots, and so a queue, of its own."""
+        return self.public_name if self.trial else self.deployment
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +101,8 @@ class KeyRecord:
     tokens_per_day: int = 0
     tokens_per_month: int = 0
     """Limits; 0 = none."""
+    trials: bool = False
+    """It may ask generations on trial, of the deployments that it may use."""
 
 
 KEY_LIMITS = ("rpm", "tpm", "concurrency", "tokens_per_day", "tokens_per_month")
@@ -109,7 +119,14 @@ class Snapshot:
     """By public name."""
     keys: Mapping[str, KeyRecord]
     """By key id."""
+    trials: Mapping[str, Route] = field(default_factory=dict)
+    """By generation uid. Apart from `routes`, so that a gate of before knows none of them instead
+    of offering them to everybody."""
     format: int = SNAPSHOT_FORMAT
+
+    def now(self, route: Route) -> Route | None:
+        """The route as it is in this snapshot; None = it is gone."""
+        return (self.trials if route.trial else self.routes).get(route.public_name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +169,7 @@ def snapshot_to_json(snapshot: Snapshot) -> str:
             "version": snapshot.version,
             "format": snapshot.format,
             "routes": {name: asdict(route) for name, route in snapshot.routes.items()},
+            "trials": {name: asdict(route) for name, route in snapshot.trials.items()},
             "keys": {
                 key_id: {name: getattr(key, name) for name in KeyRecord.__dataclass_fields__}
                 for key_id, key in snapshot.keys.items()
@@ -178,6 +196,7 @@ def snapshot_from_json(text: str | bytes) -> Snapshot:
             version=_int(data["version"]),
             routes={str(name): _route(value) for name, value in data["routes"].items()},
             keys={str(key_id): _key(value) for key_id, value in data["keys"].items()},
+            trials={str(name): _route(value) for name, value in data.get("trials", {}).items()},
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InvalidInput(
@@ -223,6 +242,12 @@ def _int(value: object) -> int:
     return value
 
 
+def _bool(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"{value!r} is not a truth value")
+    return value
+
+
 def _strings(value: Any) -> tuple[str, ...]:
     if isinstance(value, str) or not all(isinstance(item, str) for item in value):
         raise TypeError(f"{value!r} is not a list of strings")
@@ -247,6 +272,7 @@ def _route(value: Any) -> Route:
         created=_int(value.get("created", 0)),
         context_per_slot=_int(value.get("context_per_slot", 0)),
         endpoints=_strings(value.get("endpoints", ())),
+        trial=_bool(value.get("trial", False)),
     )
 
 
@@ -265,4 +291,5 @@ def _key(value: Any) -> KeyRecord:
         concurrency=_int(value.get("concurrency", 0)),
         tokens_per_day=_int(value.get("tokens_per_day", 0)),
         tokens_per_month=_int(value.get("tokens_per_month", 0)),
+        trials=_bool(value.get("trials", False)),
     )

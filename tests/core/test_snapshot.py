@@ -32,8 +32,21 @@ _ROUTE = Route(
     context_per_slot=2048,
     endpoints=("chat",),
 )
-_KEY = KeyRecord(key_id="k", digest="ab", state="active", deployments=("smollm2",), rpm=3)
-_SNAPSHOT = Snapshot(version=7, routes={"smollm2-135m": _ROUTE}, keys={"k": _KEY})
+_TRIAL = Route(
+    deployment="smollm2",
+    public_name="smollm2/4",
+    mode="open",
+    generation=4,
+    generation_uid="smollm2/4",
+    replicas=(ReplicaRoute(uid="r2", url="http://127.0.0.1:21001", slots=1),),
+    trial=True,
+)
+_KEY = KeyRecord(
+    key_id="k", digest="ab", state="active", deployments=("smollm2",), rpm=3, trials=True
+)
+_SNAPSHOT = Snapshot(
+    version=7, routes={"smollm2-135m": _ROUTE}, keys={"k": _KEY}, trials={"smollm2/4": _TRIAL}
+)
 
 
 def test_a_snapshot_survives_the_round_trip() -> None:
@@ -48,6 +61,28 @@ def test_a_newer_panel_may_add_fields() -> None:
     assert snapshot_from_json(json.dumps(data)) == _SNAPSHOT
 
 
+def test_an_older_snapshot_knows_no_trials() -> None:
+    """What lies on disk from before is read: no trial runs, and no key may ask one."""
+    data = json.loads(snapshot_to_json(_SNAPSHOT))
+    del data["trials"], data["routes"]["smollm2-135m"]["trial"], data["keys"]["k"]["trials"]
+    old = snapshot_from_json(json.dumps(data))
+    assert (old.trials, old.keys["k"].trials) == ({}, False)
+    assert old.routes == _SNAPSHOT.routes
+
+
+def test_a_gate_of_before_offers_no_trial() -> None:
+    """Trials stand apart from the routes, which is all that it reads."""
+    assert set(json.loads(snapshot_to_json(_SNAPSHOT))["routes"]) == {"smollm2-135m"}
+
+
+def test_a_trial_and_its_deployment_are_looked_up_apart() -> None:
+    """Each is found among its own kind, and waits in a line of its own."""
+    assert _SNAPSHOT.now(_ROUTE) is _ROUTE
+    assert _SNAPSHOT.now(_TRIAL) is _TRIAL
+    assert Snapshot(version=8, routes={"smollm2/4": _ROUTE}, keys={}).now(_TRIAL) is None
+    assert (_ROUTE.line, _TRIAL.line) == ("smollm2", "smollm2/4")
+
+
 @pytest.mark.parametrize(
     "damage",
     [
@@ -59,6 +94,8 @@ def test_a_newer_panel_may_add_fields() -> None:
         lambda text: text.replace('"slots":4', '"slots":"4"'),
         lambda text: text.replace('["chat"]', '"chat"'),
         lambda text: text.replace('"digest"', '"digits"'),
+        lambda text: text.replace('"trial":true', '"trial":1'),
+        lambda text: text.replace('"trials":true', '"trials":"yes"'),
     ],
 )
 def test_a_damaged_snapshot_is_refused(damage) -> None:
