@@ -1,4 +1,4 @@
-"""Taking requests in: bodies, the model that they name, and what a model looks like to clients."""
+"""Taking requests in: headers, bodies, the model that they name, what a model looks like."""
 
 from __future__ import annotations
 
@@ -11,6 +11,49 @@ from mmadmin.core.snapshot import Route
 from mmadmin.gate.refusal import Refusal
 
 _FORM_MODEL = re.compile(rb'name="?model"?\r\n(?:[^\r\n]+\r\n)*\r\n([^\r\n]{1,256})\r\n--')
+
+_CLIENT_ID = re.compile(rb"[!-~]{1,128}")
+_PASSED_ON = (b"content-type", b"accept", b"anthropic-version", b"anthropic-beta", b"traceparent")
+"""What of a request's headers reaches the engine; never a credential."""
+
+
+class Head:
+    """What the gate reads out of a request's headers, in one pass."""
+
+    __slots__ = ("body_bytes", "client_id", "key_text", "packed", "passed_on", "size")
+
+    def __init__(self, headers: list[tuple[bytes, bytes]]) -> None:
+        self.key_text: str | None = None
+        """The credential: `Authorization: Bearer`, else `x-api-key`."""
+        self.size = 0
+        """Bytes of all names and values together."""
+        self.body_bytes = 0
+        """As announced; 0 = not said."""
+        self.packed = False
+        """The body has a content encoding."""
+        self.passed_on = b""
+        """Header lines that go on to the engine."""
+        self.client_id = ""
+        """The client's own name for its request."""
+        bearer = False
+        for name, value in headers:
+            self.size += len(name) + len(value)
+            if name == b"authorization":
+                scheme, _, text = value.partition(b" ")
+                if not bearer and scheme.lower() == b"bearer":
+                    bearer = True
+                    self.key_text = text.strip().decode("latin-1")
+            elif name in _PASSED_ON:
+                self.passed_on += name + b": " + value + b"\r\n"
+            elif name == b"content-length":
+                self.body_bytes = int(value)
+            elif name == b"content-encoding":
+                self.packed = self.packed or value.lower() != b"identity"
+            elif name == b"x-api-key":
+                if not bearer:
+                    self.key_text = value.strip().decode("latin-1")
+            elif name == b"x-client-request-id" and _CLIENT_ID.fullmatch(value):
+                self.client_id = value.decode()
 
 
 def model_of_form(body: bytes) -> str | None:

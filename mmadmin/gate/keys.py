@@ -1,7 +1,8 @@
 """Who is asking: a client key checked against the snapshot.
 
 The check digits are tried first, so that a mistyped key costs no look-up. Unknown and revoked keys
-take the same path, the same time and get the same answer.
+take the same path, the same time and get the same answer. A key that has proved itself is known
+again by its text until the next snapshot: only who holds the whole key can tell that it is faster.
 """
 
 from __future__ import annotations
@@ -17,23 +18,34 @@ _NOBODY = "0" * 64
 """A digest that no key has: compared with, so that unknown keys take as long as known ones."""
 
 
-def presented_key(headers: list[tuple[bytes, bytes]]) -> str | None:
-    """The credential: `Authorization: Bearer`, else `x-api-key`."""
-    other = None
-    for name, value in headers:
-        if name == b"authorization":
-            scheme, _, text = value.partition(b" ")
-            if scheme.lower() == b"bearer":
-                return text.strip().decode("latin-1")
-        elif name == b"x-api-key":
-            other = value.strip().decode("latin-1")
-    return other
+class KeyRing:
+    """The keys of one snapshot, and which of them have proved themselves."""
+
+    __slots__ = ("_pepper", "_proven", "_snapshot")
+
+    def __init__(self, snapshot: Snapshot, pepper: bytes) -> None:
+        self._snapshot = snapshot
+        self._pepper = pepper
+        self._proven: dict[str, KeyRecord] = {}
+        """By the key's text: at most one for each key of the snapshot."""
+
+    def check(self, text: str | None) -> KeyRecord:
+        """The key's record when it may be used now; `Refusal` (401) otherwise."""
+        if text is None:
+            raise no_key()
+        record = self._proven.get(text)
+        if record is None:
+            record = _record_of(text, self._snapshot, self._pepper)
+            self._proven[text] = record
+        if record.state == "suspended":
+            raise Refusal(401, "This API key is suspended.", reason="api_key_suspended")
+        if record.expires_at and record.expires_at <= time.time():
+            raise Refusal(401, "This API key has expired.", reason="api_key_expired")
+        return record
 
 
-def check_key(text: str | None, snapshot: Snapshot, pepper: bytes) -> KeyRecord:
-    """The key's record when it may be used now; `Refusal` (401) otherwise."""
-    if text is None:
-        raise no_key()
+def _record_of(text: str, snapshot: Snapshot, pepper: bytes) -> KeyRecord:
+    """The record of a key that is known and not revoked; `Refusal` (401) otherwise."""
     key_id = parse_key(text)
     if key_id is None:
         raise wrong_key()
@@ -45,8 +57,4 @@ def check_key(text: str | None, snapshot: Snapshot, pepper: bytes) -> KeyRecord:
         or record.state == "revoked"
     ):
         raise wrong_key()
-    if record.state == "suspended":
-        raise Refusal(401, "This API key is suspended.", reason="api_key_suspended")
-    if record.expires_at and record.expires_at <= time.time():
-        raise Refusal(401, "This API key has expired.", reason="api_key_expired")
     return record

@@ -117,7 +117,9 @@ class Relay:
     async def _enter(self, flight: Flight, route: Route, send: Send) -> None:
         """Wait for a turn; a stream's client hears comments meanwhile."""
         gate = self._gate
-        turnstile = gate.turnstiles[route.deployment]
+        turnstile = gate.turnstiles.get(route.line)
+        if turnstile is None:  # the route went while the limits were looked up
+            raise not_served(flight.model)
         if turnstile.try_pass():
             flight.turnstile = turnstile
             return
@@ -130,7 +132,7 @@ class Relay:
                 429,
                 f"Too many requests are waiting for `{flight.model}`.",
                 reason="queue_full",
-                retry_after_s=gate.wait_estimate_s(route.deployment),
+                retry_after_s=gate.wait_estimate_s(route),
             )
             raise full from None
         flight.turnstile, flight.ticket = turnstile, ticket
@@ -154,7 +156,7 @@ class Relay:
         """The replica with most room, of the generation that is live now."""
         gate = self._gate
         assert flight.route is not None  # noqa: S101 (looked up before)
-        route = gate.snapshot.routes.get(flight.route.public_name)
+        route = gate.snapshot.now(flight.route)
         if route is None or route.mode == "closed":
             raise not_served(flight.model)
         flight.route = route

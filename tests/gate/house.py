@@ -95,13 +95,20 @@ class House:
         """For clients."""
         return f"http://127.0.0.1:{self.port}/v1"
 
-    def publish(self, *, routes: Sequence[Route] = (), keys: Sequence[KeyRecord] = ()) -> None:
+    def publish(
+        self,
+        *,
+        routes: Sequence[Route] = (),
+        keys: Sequence[KeyRecord] = (),
+        trials: Sequence[Route] = (),
+    ) -> None:
         """Publish these instead of the usual ones."""
         self.directory.publish(
             Snapshot(
                 version=0,
                 routes={r.public_name: r for r in (routes or (self.route,))},
                 keys={k.key_id: k for k in (keys or (self.record,))},
+                trials={r.public_name: r for r in trials},
             )
         )
 
