@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import itertools
 import logging
-import re
 import secrets
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
@@ -24,8 +23,8 @@ from mmadmin.core.access import engine_secret
 from mmadmin.core.snapshot import KeyRecord, Route, Snapshot, Usage
 from mmadmin.gate.directory import EMPTY, Directory
 from mmadmin.gate.flight import Flight, Stop
-from mmadmin.gate.intake import answers, model_card, model_of_form, payload_of, too_large
-from mmadmin.gate.keys import check_key, presented_key
+from mmadmin.gate.intake import Head, answers, model_card, model_of_form, payload_of, too_large
+from mmadmin.gate.keys import KeyRing
 from mmadmin.gate.ledger import AccessLog, Outcome, count, note_rate, tokens_of, usage_of
 from mmadmin.gate.limits import Limiter
 from mmadmin.gate.metrics import Metrics
@@ -46,10 +45,7 @@ BODIES_AT_ONCE = 16
 """A worker holds at most so many bodies of the largest size."""
 HEADER_LIMIT_BYTES = 64 * 1024
 """Names and values of a request's headers together."""
-_CLIENT_ID = re.compile(rb"[!-~]{1,128}")
 _JSON = (b"content-type", b"application/json")
-_PASSED_ON = (b"content-type", b"accept", b"anthropic-version", b"anthropic-beta", b"traceparent")
-"""What of a request's headers reaches the engine; never a credential."""
 log = logging.getLogger("mmadmin.gate")
 
 
@@ -72,6 +68,7 @@ class Gate:
         self.directory = directory
         self.limiter = limiter
         self.snapshot: Snapshot = EMPTY
+        self._keys = KeyRing(EMPTY, settings.pepper)
         self.metrics = Metrics(worker)
         self.rates = Rates()
         self.access_log = AccessLog(enabled=settings.access_log)
@@ -103,6 +100,7 @@ class Gate:
     def use(self, snapshot: Snapshot) -> None:
         """Serve from `snapshot` from now on, and end what it no longer allows."""
         self.snapshot = snapshot
+        self._keys = KeyRing(snapshot, self.settings.pepper)
         wanted: dict[str, Upstream] = {}
         for route in (*snapshot.routes.values(), *snapshot.trials.values()):
             turnstile = self.turnstiles.get(route.line)
@@ -197,8 +195,9 @@ class Gate:
         receive: Receive,
         send: Send,
     ) -> None:
-        key = self._authenticate(flight, headers)
-        body, passed_on = await self._read_request(flight, headers, receive)
+        head = Head(headers)
+        key = self._authenticate(flight, head)
+        body = await self._read_request(flight, head, receive)
         endpoint = flight.endpoint
         assert endpoint is not None  # noqa: S101 (set by the caller)
         payload: dict[str, Any] = {}
@@ -218,42 +217,34 @@ class Gate:
         if route.endpoints and endpoint.name not in route.endpoints:
             raise Refusal(404, "This model does not offer this endpoint.", reason="not_supported")
         await self._relay.serve(
-            flight, route, send, body=body, payload=payload, passed_on=passed_on
+            flight, route, send, body=body, payload=payload, passed_on=head.passed_on
         )
 
-    def _authenticate(self, flight: Flight, headers: list[tuple[bytes, bytes]]) -> KeyRecord:
-        if sum(len(name) + len(value) for name, value in headers) > HEADER_LIMIT_BYTES:
+    def _authenticate(self, flight: Flight, head: Head) -> KeyRecord:
+        if head.size > HEADER_LIMIT_BYTES:
             raise Refusal(
                 431,
                 f"The request headers may have {HEADER_LIMIT_BYTES // 1024} KiB in all.",
                 reason="headers_too_large",
             )
-        key = check_key(presented_key(headers), self.snapshot, self.settings.pepper)
+        key = self._keys.check(head.key_text)
         flight.key = key
-        flight.task = asyncio.current_task()
+        flight.task = asyncio.current_task(self._loop)
         self.flights[flight.request_id] = flight
         flight.deadline = flight.started + self.settings.request_timeout_s
         return key
 
-    async def _read_request(
-        self, flight: Flight, headers: list[tuple[bytes, bytes]], receive: Receive
-    ) -> tuple[bytes, bytes]:
-        """The body, and the header lines that go on to the engine."""
+    async def _read_request(self, flight: Flight, head: Head, receive: Receive) -> bytes:
+        """The body, whole."""
         limit = self.settings.body_limit_bytes
-        passed_on = b""
-        for name, value in headers:
-            if name in _PASSED_ON:
-                passed_on += name + b": " + value + b"\r\n"
-            elif name == b"content-length":
-                if int(value) > limit:
-                    raise too_large(limit)
-            elif name == b"content-encoding" and value.lower() != b"identity":
-                raise Refusal(415, "Send the request body without Content-Encoding.")
-            elif name == b"x-client-request-id" and _CLIENT_ID.fullmatch(value):
-                flight.client_request_id = value.decode()
+        flight.client_request_id = head.client_id
+        if head.body_bytes > limit:
+            raise too_large(limit)
+        if head.packed:
+            raise Refusal(415, "Send the request body without Content-Encoding.")
         body = await self._read_body(flight, receive, limit)
         flight.receive = receive
-        return body, passed_on
+        return body
 
     async def _read_body(self, flight: Flight, receive: Receive, limit: int) -> bytes:
         """The whole body; `Gone` when the client leaves, `Refusal` when it is too large."""
@@ -324,7 +315,7 @@ class Gate:
                 refusal.headers.append((b"allow", allowed))
                 raise refusal
             raise Refusal(404, "There is nothing at this address.", reason="unknown_url")
-        key = check_key(presented_key(scope["headers"]), self.snapshot, self.settings.pepper)
+        key = self._keys.check(Head(scope["headers"]).key_text)
         flight.key = key
         usable = {r.public_name: model_card(r) for r in self._usable(key, trials=True)}
         if path == MODELS:
