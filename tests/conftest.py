@@ -1,24 +1,76 @@
-"""Fixtures that several rooms' tests share."""
+"""Fixtures that several rooms' tests share, and what makes every run the same."""
 
 from __future__ import annotations
 
-import pytest
+import os
+from collections.abc import Iterator
 
+import pytest
+from hypothesis import HealthCheck, settings
+
+from tests.support.depots import s3_server
 from tests.support.engine import EngineStore
 from tests.support.engine import engine_store as open_engine_store
 
 ENGINE_TIMEOUT_S = 1800
-"""The first test that needs the engine may have to build it."""
+"""Tests with the real engine wait for a model that thinks on a busy processor."""
+FOUND = pytest.StashKey[EngineStore | Exception]()
+
+# The same examples in every run, however long the machine takes for one.
+settings.register_profile(
+    "suite",
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[
+        HealthCheck.too_slow,
+        HealthCheck.filter_too_much,
+        HealthCheck.data_too_large,
+    ],
+)
+settings.load_profile("suite")
 
 
+@pytest.hookimpl(trylast=True)  # after the folders have marked theirs
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give tests with the real engine the time that building it takes."""
+    """Give tests with the real engine their time."""
     for item in items:
         if item.get_closest_marker("engine") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(ENGINE_TIMEOUT_S))
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Open the engine's store before the first test: building it is on no test's clock."""
+    if session.config.option.collectonly:
+        return
+    if any(item.get_closest_marker("engine") for item in session.items):
+        try:
+            session.config.stash[FOUND] = open_engine_store()
+        except Exception as error:  # noqa: BLE001 (whoever needs it is told)
+            session.config.stash[FOUND] = error
+
+
 @pytest.fixture(scope="session")
-def engine_store() -> EngineStore:
+def engine_store(pytestconfig: pytest.Config) -> EngineStore:
     """The real engine and model, built by our own recipes into the test cache."""
-    return open_engine_store()
+    found = pytestconfig.stash[FOUND]
+    if isinstance(found, Exception):
+        raise found
+    return found
+
+
+@pytest.fixture(scope="session")
+def s3_endpoint() -> Iterator[str]:
+    """The address of a real S3 server on this machine."""
+    with s3_server() as endpoint:
+        yield endpoint
+
+
+@pytest.fixture
+def s3(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The same, with credentials in the environment and nothing else of Amazon's there."""
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a-name")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "a-canary-that-must-not-be-seen")
+    return s3_endpoint
