@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.support.depots import s3_server
 from tests.support.engine import EngineStore
 from tests.support.engine import engine_store as open_engine_store
 
@@ -57,20 +53,3 @@ def engine_store(pytestconfig: pytest.Config) -> EngineStore:
     if isinstance(found, Exception):
         raise found
     return found
-
-
-@pytest.fixture(scope="session")
-def s3_endpoint() -> Iterator[str]:
-    """The address of a real S3 server on this machine."""
-    with s3_server() as endpoint:
-        yield endpoint
-
-
-@pytest.fixture
-def s3(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The same, with credentials in the environment and nothing else of Amazon's there."""
-    for name in [name for name in os.environ if name.startswith("AWS_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a-name")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "a-canary-that-must-not-be-seen")
-    return s3_endpoint
