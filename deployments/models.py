@@ -17,6 +17,7 @@ from django.db.models import Q
 from django.utils import timezone
 from django.utils.module_loading import import_string
 
+from mmadmin.core.incarnation import Incarnation
 from mmadmin.core.lifecycle import GenerationState, JobState
 
 
@@ -408,8 +409,10 @@ class Replica(models.Model):
         max_length=16, choices=ReplicaState.choices, default=ReplicaState.STARTING
     )
     pid = models.PositiveIntegerField(null=True, blank=True)
-    pid_started = models.FloatField(null=True, blank=True)
-    """Start time of the process (Unix seconds), so that a reused pid is not mistaken for it."""
+    started = models.BigIntegerField(null=True, blank=True)
+    """Start of the process, clock ticks since boot, so that a reused pid is not mistaken for it."""
+    boot = models.CharField(max_length=36, blank=True)
+    """The boot of the machine in which it started; empty = not known."""
     activation = models.ForeignKey(
         Activation, on_delete=models.SET_NULL, null=True, blank=True, related_name="replicas"
     )
@@ -436,6 +439,13 @@ class Replica(models.Model):
                 name="one_replica_a_port",
             ),
         ]
+
+    @property
+    def process(self) -> Incarnation | None:
+        """Its process, as last seen; None = not known."""
+        if self.pid is None or self.started is None:
+            return None
+        return Incarnation(self.pid, self.started, self.boot)
 
 
 class ClientKey(models.Model):

@@ -23,6 +23,7 @@ from deployments.jobs.recorder import Recorder
 from deployments.models import Generation, Replica, ReplicaState
 from mmadmin.core.engine import LaunchSpec, Seat
 from mmadmin.core.errors import Conflict, ProbeFailed, Unreachable
+from mmadmin.core.incarnation import Incarnation
 from mmadmin.core.placement import Beside
 from mmadmin.core.spec import ActivationSpec, parse_spec
 
@@ -77,8 +78,8 @@ class Hands(Protocol):
         """
         ...
 
-    def process(self, replica: Replica) -> tuple[int, float] | None:
-        """Pid and start time of the running engine."""
+    def process(self, replica: Replica) -> Incarnation | None:
+        """The running engine's process."""
         ...
 
     def stop(self, replica: Replica) -> None:
@@ -208,7 +209,7 @@ class Engines:
         finally:
             process = self.hands.process(replica)
             if process is not None:
-                Replica.objects.filter(pk=replica.pk).update(pid=process[0], pid_started=process[1])
+                note_process(replica, process)
         with lease.fenced(self.recorder.job):
             Replica.objects.filter(pk=replica.pk).update(state=ReplicaState.READY, error="")
         return report
@@ -225,6 +226,13 @@ class Engines:
                     state=ReplicaState.STOPPED, stopped_at=timezone.now(), pid=None
                 )
             self.recorder.log(f"{replica.uid} has ended")
+
+
+def note_process(replica: Replica, process: Incarnation) -> None:
+    """Write down which process the replica is now."""
+    Replica.objects.filter(pk=replica.pk).update(
+        pid=process.pid, started=process.started, boot=process.boot
+    )
 
 
 def seat_of(replica: Replica) -> Seat:

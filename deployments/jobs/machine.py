@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-import psutil
 from django.conf import settings
 
 from deployments.jobs.builds import Description
@@ -26,6 +25,7 @@ from mmadmin.core.engine import LaunchSpec, Seat, System
 from mmadmin.core.errors import Conflict, MmError
 from mmadmin.core.facts import HostFacts
 from mmadmin.core.home import Home
+from mmadmin.core.incarnation import Incarnation
 from mmadmin.core.lock import Lock
 from mmadmin.core.placement import Beside, HostView
 from mmadmin.core.recipe import Json, Recipe
@@ -161,7 +161,7 @@ class Machine:
         facts = self.facts()
         leaving = None
         if running is not None and (process := self.process(running)) is not None:
-            leaving = fit.running_view(running.generation.uid, process[0], facts)
+            leaving = fit.running_view(running.generation.uid, process.pid, facts)
         system = self.system(generation)
         calibration = fit.calibration_of(self.home)
         return fit.beside(system, facts, self._devices(facts), leaving, calibration)[0]
@@ -240,30 +240,18 @@ class Machine:
             made = fit.predict_system(
                 self.system(replica.generation), facts, devices, fit.calibration_of(self.home)
             )
-            return fit.report(made, facts, devices, process[0], log_lines, home=self.home)
+            return fit.report(made, facts, devices, process.pid, log_lines, home=self.home)
         except MmError as error:
             log.warning("memory of %s: %s", replica.uid, error)
             return []
 
-    def process(self, replica: Replica) -> tuple[int, float] | None:
-        """Pid and start time of the running engine."""
-        found = engine_process.status(self.home, replica.uid)
-        if found is None or not found.pid:
-            return None
-        try:
-            return found.pid, psutil.Process(found.pid).create_time()
-        except psutil.NoSuchProcess:
-            return None
+    def process(self, replica: Replica) -> Incarnation | None:
+        """The running engine's process."""
+        return engine_process.process(self.home, replica.uid)
 
     def stop(self, replica: Replica) -> None:
         """End the engine's whole group."""
-        engine_process.stop(
-            self.home,
-            replica.uid,
-            port=replica.port,
-            pid=replica.pid,
-            started=replica.pid_started,
-        )
+        engine_process.stop(self.home, replica.uid, port=replica.port, recorded=replica.process)
 
     def secret(self, replica: Replica) -> str:
         """What the engine asks of whoever speaks to it."""

@@ -22,7 +22,7 @@ from django.utils import timezone
 
 from deployments import feed
 from deployments.jobs import gates
-from deployments.jobs.engines import ACTIVE_REPLICA, seat_of
+from deployments.jobs.engines import ACTIVE_REPLICA, note_process, seat_of
 from deployments.models import (
     Activation,
     ActivationKind,
@@ -37,6 +37,7 @@ from deployments.models import (
 from deployments.queue import enqueue_on_commit
 from mmadmin.core.engine import LaunchSpec, Seat
 from mmadmin.core.errors import MmError, Unreachable
+from mmadmin.core.incarnation import Incarnation
 from mmadmin.core.lifecycle import GenerationState, JobState
 from mmadmin.core.spec import parse_spec
 
@@ -58,8 +59,8 @@ LIVENESS = "liveness"
 class Hands(Protocol):
     """What the watch does to engines."""
 
-    def process(self, replica: Replica) -> tuple[int, float] | None:
-        """Pid and start time of the running engine."""
+    def process(self, replica: Replica) -> Incarnation | None:
+        """The running engine's process."""
         ...
 
     def stop(self, replica: Replica) -> None:
@@ -119,8 +120,8 @@ def _end_leftover(replica: Replica, hands: Hands) -> None:
 def _look_at(replica: Replica, hands: Hands, view: gates.GateView | None) -> None:
     launch = hands.launch(replica.generation, seat_of(replica))
     process = hands.process(replica)
-    if process is not None and process != (replica.pid, replica.pid_started):
-        Replica.objects.filter(pk=replica.pk).update(pid=process[0], pid_started=process[1])
+    if process is not None and process != replica.process:
+        note_process(replica, process)
     _note_drift(replica, hands.drift(replica, launch))
     if process is None:
         _not_alive(replica, launch, hands, "its process does not run")

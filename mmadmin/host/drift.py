@@ -51,7 +51,7 @@ def drift(
     if found is None:
         return [Drift("process", f"{uid} should run and does not")]
     try:
-        running = psutil.Process(found[0])
+        running = psutil.Process(found.pid)
         if not _wait_for_engine(running):
             return [Drift("process", f"{uid} is still being launched")]
         return [

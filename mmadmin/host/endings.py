@@ -1,4 +1,4 @@
-"""Ending processes for certain: by pid and start time, with patience, then by force.
+"""Ending processes for certain: the very ones that are meant, with patience, then by force.
 
 A pid alone is never trusted: it may belong to another program by now.
 """
@@ -10,44 +10,26 @@ from collections.abc import Sequence
 
 import psutil
 
+from mmadmin.core.incarnation import Incarnation
+
 PATIENCE_S = 10.0
 FORCE_S = 10.0
-CLOCK_S = 0.05
-"""Start times are read from jiffies; two readings of one process differ by less than this."""
 _POLL_S = 0.05
 
 
-def process(pid: int, started: float) -> psutil.Process | None:
-    """The process with that pid and start time (Unix seconds); None when it is gone."""
-    try:
-        found = psutil.Process(pid)
-        same = abs(found.create_time() - started) < CLOCK_S
-        dead = found.status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return None
-    return found if same and not dead else None
-
-
-def is_alive(pid: int, started: float) -> bool:
-    """True while that very process runs (a zombie does not)."""
-    return process(pid, started) is not None
-
-
-def end_processes(
-    processes: Sequence[tuple[int, float]], *, patience_s: float = PATIENCE_S
-) -> list[int]:
+def end_processes(processes: Sequence[Incarnation], *, patience_s: float = PATIENCE_S) -> list[int]:
     """SIGTERM, then after `patience_s` SIGKILL; the pids that had to be killed.
 
     Their children, as they were at the beginning, end with them.
     """
     family: dict[int, psutil.Process] = {}
-    for pid, started in processes:
-        found = process(pid, started)
-        if found is None:
-            continue
-        family[found.pid] = found
+    for process in processes:
         try:
-            family.update({child.pid: child for child in found.children(recursive=True)})
+            found = psutil.Process(process.pid)
+            # Looked at after psutil has noted whose pid it is: what it signals is this process.
+            if process.alive:
+                family[found.pid] = found
+                family.update({child.pid: child for child in found.children(recursive=True)})
         except psutil.NoSuchProcess:
             continue
     if patience_s > 0:

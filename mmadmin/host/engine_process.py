@@ -23,7 +23,8 @@ import psutil
 from mmadmin.core.engine import LaunchSpec
 from mmadmin.core.errors import Conflict, InvalidInput, InvalidSpec, ProbeFailed, Unreachable
 from mmadmin.core.home import Home
-from mmadmin.host.endings import end_processes, is_alive
+from mmadmin.core.incarnation import Incarnation
+from mmadmin.host.endings import end_processes
 from mmadmin.host.facts import gpu_processes
 from mmadmin.host.supervisor import ProgramSpec, ProgramStatus, Supervisor
 
@@ -54,17 +55,6 @@ class Owner:
     pid: int
     name: str
     started: float
-
-
-@dataclass(frozen=True, slots=True)
-class EngineProcess:
-    """A started engine, as its record needs it."""
-
-    uid: str
-    pid: int
-    started: float
-    """Start time, Unix seconds."""
-    log: Path
 
 
 def log_path(home: Home, uid: str) -> Path:
@@ -160,7 +150,7 @@ def free_port(first: int, *, taken: frozenset[int] = frozenset(), count: int = 1
 
 def start(
     home: Home, uid: str, launch: LaunchSpec, secret: str, *, startsecs: int | None = None
-) -> EngineProcess:
+) -> Incarnation:
     """Start an engine under the supervisor and return once its process exists.
 
     Idempotent: one that runs under this uid is left alone. `startsecs` (default: from the load
@@ -173,7 +163,7 @@ def start(
     supervisor = Supervisor(home)
     running = process(home, uid)
     if running is not None:
-        return EngineProcess(uid, *running, log_path(home, uid))
+        return running
     owner = port_owner(launch.port, launch.host)
     if owner is not None:
         raise Conflict(
@@ -263,12 +253,20 @@ def write_launch_file(path: Path, launch: LaunchSpec, secret: str) -> None:
     scratch.replace(path)
 
 
+def _has_become_engine(pid: int) -> bool:
+    try:
+        argv = psutil.Process(pid).cmdline()
+    except psutil.NoSuchProcess:
+        return False
+    return bool(argv) and has_become_engine(argv)
+
+
 def has_become_engine(argv: Sequence[str]) -> bool:
     """False for the command of a program that is still supervisord's child or our launcher."""
     return LAUNCHER not in argv and "supervisor.supervisord" not in argv
 
 
-def wait_for_process(home: Home, uid: str, *, timeout_s: float = 20.0) -> EngineProcess:
+def wait_for_process(home: Home, uid: str, *, timeout_s: float = 20.0) -> Incarnation:
     """The engine's process as soon as the launcher has become it.
 
     Raises `ProbeFailed` with the log's last lines when it ends instead.
@@ -278,13 +276,9 @@ def wait_for_process(home: Home, uid: str, *, timeout_s: float = 20.0) -> Engine
     while time.monotonic() < give_up:
         found = supervisor.program(uid)
         if found and found.pid:
-            try:
-                running = psutil.Process(found.pid)
-                started, argv = running.create_time(), running.cmdline()
-            except psutil.NoSuchProcess:
-                continue
-            if argv and has_become_engine(argv):
-                return EngineProcess(uid, found.pid, started, log_path(home, uid))
+            started = Incarnation.of(found.pid)
+            if started is not None and _has_become_engine(found.pid):
+                return started
         if found and found.state in ("FATAL", "EXITED"):
             raise failed_probe(home, uid, "process", "it ended as soon as it was started")
         time.sleep(LAUNCH_POLL_S)
@@ -312,18 +306,13 @@ def engines(home: Home) -> list[str]:
     return sorted(path.stem for path in (home.supervisor / "engines").glob("*.conf"))
 
 
-def process(home: Home, uid: str) -> tuple[int, float] | None:
-    """Pid and start time (Unix seconds) of an engine that the supervisor runs; None = it is down.
+def process(home: Home, uid: str) -> Incarnation | None:
+    """The process of an engine that the supervisor runs; None = it is down.
 
     Raises `Unreachable` without a supervisor.
     """
     pid = Supervisor(home).pid(uid)
-    if pid is None:
-        return None
-    try:
-        return pid, psutil.Process(pid).create_time()
-    except psutil.NoSuchProcess:
-        return None
+    return None if pid is None else Incarnation.of(pid)
 
 
 def stop(
@@ -331,14 +320,14 @@ def stop(
     uid: str,
     *,
     port: int = 0,
-    pid: int | None = None,
-    started: float | None = None,
+    recorded: Incarnation | None = None,
     term_s: float = STOP_WAIT_S,
     on_progress: Callable[[str], None] | None = None,
 ) -> None:
     """End an engine for certain: SIGTERM, wait, SIGKILL of its group, port and memory free.
 
-    `pid` and `started`, from the record, find an engine that outlived its supervisor. Idempotent.
+    `recorded` is its process as the record has it: an engine that outlived its supervisor is found
+    by it. Idempotent.
     Raises `Unreachable` when the port or the memory is not given back in time.
     """
     say = on_progress or (lambda _line: None)
@@ -359,21 +348,22 @@ def stop(
         end_processes(family, patience_s=0)
     else:
         (home.supervisor / "engines" / f"{uid}.conf").unlink(missing_ok=True)
-    if pid is not None and started is not None and is_alive(pid, started):
-        say(f"ending process {pid}")
-        end_processes([(pid, started)], patience_s=term_s)
+    if recorded is not None and recorded.alive:
+        say(f"ending process {recorded.pid}")
+        end_processes([recorded], patience_s=term_s)
     launch_file(home, uid).unlink(missing_ok=True)
-    pids = {p for p in (pid, found.pid if found else None) if p is not None}
+    pids = {p for p in (recorded and recorded.pid, found and found.pid) if p}
     _wait_released(pids, port, say)
 
 
-def _family(pid: int) -> list[tuple[int, float]]:
-    """A process and its descendants, by pid and start time."""
+def _family(pid: int) -> list[Incarnation]:
+    """A process and its descendants."""
     try:
         root = psutil.Process(pid)
-        return [(p.pid, p.create_time()) for p in [root, *root.children(recursive=True)]]
+        pids = [p.pid for p in [root, *root.children(recursive=True)]]
     except psutil.NoSuchProcess:
         return []
+    return [found for one in pids if (found := Incarnation.of(one)) is not None]
 
 
 def _wait_released(pids: set[int], port: int, say: Callable[[str], None]) -> None:

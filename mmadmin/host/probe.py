@@ -193,7 +193,7 @@ def liveness(launch: LaunchSpec, secret: str, *, timeout_s: float = LIVENESS_S) 
 
 def _proved(ready: Ready) -> list[ProbeRow]:
     words = {
-        "identity": f"process {ready.pid} serves {ready.alias}",
+        "identity": f"process {ready.process.pid} serves {ready.alias}",
         "secret": "a wrong secret gets 401",
         "context": f"{ready.slots} slots of {ready.context_per_slot} tokens",
         "completion": f"it said {ready.completion!r}",

@@ -17,13 +17,12 @@ from pathlib import Path
 from typing import Any, Self
 
 import httpx
-import psutil
 
 from mmadmin.core.engine import LaunchSpec
 from mmadmin.core.errors import ProbeFailed, Unreachable
 from mmadmin.core.home import Home
+from mmadmin.core.incarnation import Incarnation
 from mmadmin.core.recipe import Json
-from mmadmin.host.endings import is_alive
 from mmadmin.host.engine_process import failed_probe, owns_port, port_owner
 from mmadmin.host.supervisor import ProgramStatus, Supervisor
 
@@ -52,9 +51,7 @@ _PROMPT = "The sun rises in the"
 class Ready:
     """What was proved."""
 
-    pid: int
-    started: float
-    """Start time of the process, Unix seconds."""
+    process: Incarnation
     ready_after_ms: int
     alias: str
     model_path: str
@@ -65,8 +62,7 @@ class Ready:
     def as_json(self) -> dict[str, Json]:
         """As a probe report's part; times in milliseconds."""
         data: dict[str, Any] = asdict(self)
-        data["started_ms"] = int(data.pop("started") * 1000)
-        return data
+        return {**data.pop("process"), **data}
 
 
 def _nothing(_line: str) -> None:
@@ -184,8 +180,7 @@ class _Watch:
         self._home = home
         self._uid = uid
         self._supervisor = Supervisor(home)
-        self.pid = 0
-        self.started = 0.0
+        self.process: Incarnation | None = None
         self._unseen = 0
 
     def look(self, launch: LaunchSpec) -> None:
@@ -193,28 +188,30 @@ class _Watch:
         found = self._supervisor.program(self._uid)
         if found is None:
             raise self.failed("process", "the supervisor does not know it")
-        self._check_process(found)
-        if owns_port(self.pid, launch.port):
+        process = self._check_process(found)
+        if process is None or owns_port(process.pid, launch.port):
             return
         owner = port_owner(launch.port, launch.host)
         if owner is not None and owner.pid == 0:
             self._unseen += 1
         else:
             self._unseen = 0
-        stranger = owner is not None and owner.pid not in (0, self.pid)
+        stranger = owner is not None and owner.pid not in (0, process.pid)
         if owner is not None and (stranger or self._unseen > UNSEEN_LOOKS):
             raise self.failed(
                 "identity",
                 f"port {launch.port} belongs to {owner.name} (pid {owner.pid}), not to the engine",
             )
 
-    def _check_process(self, found: ProgramStatus) -> None:
+    def _check_process(self, found: ProgramStatus) -> Incarnation | None:
+        """The engine's process, the same at each look; None when it has ended just now."""
         if found.pid is None or found.state not in ("STARTING", "RUNNING"):
             raise self.failed("process", f"it ended{self._how(found)} while it was loading")
-        if self.pid == 0:
-            self.pid, self.started = found.pid, _start_time(found.pid)
-        elif found.pid != self.pid:
+        if self.process is None:
+            self.process = Incarnation.of(found.pid)
+        elif found.pid != self.process.pid:
             raise self.failed("process", "it ended while it was loading and was started again")
+        return self.process
 
     def _how(self, found: ProgramStatus) -> str:
         """With which exit code or signal, and what that usually means."""
@@ -224,26 +221,20 @@ class _Watch:
             return f" by {signal} ({meaning})" if meaning else f" by {signal}"
         return f" with exit code {found.exit_status}" if found.exit_status else ""
 
-    def owns(self, launch: LaunchSpec) -> bool:
-        """True when the engine's own process listens on its port, and is still the same one."""
-        return owns_port(self.pid, launch.port) and is_alive(self.pid, self.started)
+    def owner(self, launch: LaunchSpec) -> Incarnation | None:
+        """The engine's process, if it listens on its port and is still the same one."""
+        found = self.process
+        return found if found and owns_port(found.pid, launch.port) and found.alive else None
 
     def failed(self, probe: str, words: str) -> ProbeFailed:
         """The failure, with the log's last lines."""
         return failed_probe(self._home, self._uid, probe, words)
 
 
-def _start_time(pid: int) -> float:
-    try:
-        return psutil.Process(pid).create_time()
-    except psutil.NoSuchProcess:
-        return 0.0
-
-
 def _prove(client: EngineClient, launch: LaunchSpec, watch: _Watch, after_s: float) -> Ready:
     """Ask the questions that only the right engine answers rightly."""
     probe = launch.probe
-    if not watch.owns(launch):
+    if watch.owner(launch) is None:
         raise watch.failed("identity", f"its process does not own port {launch.port}")
     try:
         refused = client.get("/props", wrong_secret=True)
@@ -268,11 +259,10 @@ def _prove(client: EngineClient, launch: LaunchSpec, watch: _Watch, after_s: flo
         raise watch.failed("completion", f"it stopped answering ({error})") from error
     except Unreachable as error:
         raise watch.failed("completion", error.message) from error
-    if not watch.owns(launch):
+    if (process := watch.owner(launch)) is None:
         raise watch.failed("identity", f"its process no longer owns port {launch.port}")
     return Ready(
-        pid=watch.pid,
-        started=watch.started,
+        process=process,
         ready_after_ms=int(after_s * 1000),
         alias=probe.alias,
         model_path=path,

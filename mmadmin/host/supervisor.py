@@ -30,7 +30,8 @@ import psutil
 
 from mmadmin.core.errors import InvalidInput, NotFound, Unreachable
 from mmadmin.core.home import Home
-from mmadmin.host.endings import PATIENCE_S, end_processes, is_alive
+from mmadmin.core.incarnation import Incarnation, incarnation_from
+from mmadmin.host.endings import PATIENCE_S, end_processes
 
 RPC_TIMEOUT_S = 30.0
 START_DEADLINE_S = 20.0
@@ -179,9 +180,9 @@ class Supervisor:
         )
         give_up = time.monotonic() + START_DEADLINE_S
         while done.returncode == 0 and time.monotonic() < give_up:
-            if (pid := self.pid_of_daemon()) is not None:
-                started = psutil.Process(pid).create_time()
-                _write(self._record, json.dumps({"pid": pid, "started": started}))
+            pid = self.pid_of_daemon()
+            if pid is not None and (daemon := Incarnation.of(pid)) is not None:
+                _write(self._record, json.dumps(daemon.as_json()))
                 return
             time.sleep(POLL_S)
         words = (done.stdout + done.stderr).strip() or "it does not answer on its socket"
@@ -209,7 +210,8 @@ class Supervisor:
         if daemon is None:
             return
         running = {(p.name, p.pid) for p in self.status() if p.pid is not None}
-        family = [_started(pid) for pid in [daemon, *(pid for _, pid in running)]]
+        pids = [daemon, *(pid for _, pid in running)]
+        family = [found for pid in pids if (found := Incarnation.of(pid)) is not None]
         self._call("shutdown")
         give_up = time.monotonic() + timeout_s
         while time.monotonic() < give_up:
@@ -217,7 +219,7 @@ class Supervisor:
                 if not psutil.pid_exists(pid):
                     running.discard((name, pid))
                     on_progress(f"{name} stopped")
-            if not any(is_alive(*process) for process in family):
+            if not any(process.alive for process in family):
                 break
             time.sleep(POLL_S)
         end_processes(family, patience_s=0)
@@ -238,35 +240,35 @@ class Supervisor:
             found = self._leftovers()
             if not found:
                 break
-            end_processes([(pid, started) for _, pid, started in found], patience_s=patience_s)
-            ended |= {f"{name} (pid {pid})" for name, pid, _ in found}
+            end_processes([process for _, process in found], patience_s=patience_s)
+            ended |= {f"{name} (pid {process.pid})" for name, process in found}
             patience_s = 0
         self.home.supervisor_socket.unlink(missing_ok=True)
         return sorted(ended)
 
-    def _leftovers(self) -> list[tuple[str, int, float]]:
+    def _leftovers(self) -> list[tuple[str, Incarnation]]:
         """What carries this home's supervisor in its environment, or is recorded and alive."""
         mark = f"unix://{self.home.supervisor_socket}"
         mine = {os.getpid(), *(parent.pid for parent in psutil.Process().parents())}
-        found: list[tuple[str, int, float]] = []
+        found: list[tuple[str, Incarnation]] = []
         for process in psutil.process_iter():
             try:
                 env = process.environ()
-                if env.get("SUPERVISOR_SERVER_URL") == mark and process.pid not in mine:
+                this = Incarnation.of(process.pid)
+                if this and env.get("SUPERVISOR_SERVER_URL") == mark and this.pid not in mine:
                     name = env.get("SUPERVISOR_PROCESS_NAME", process.name())
-                    found.append((name, process.pid, process.create_time()))
+                    found.append((name, this))
             except (psutil.Error, OSError):
                 continue  # another user's, or gone meanwhile
-        found += [(n, p, t) for n, p, t in self._recorded() if is_alive(p, t) and p not in mine]
+        found += [(n, p) for n, p in self._recorded() if p.alive and p.pid not in mine]
         return found
 
-    def _recorded(self) -> Iterator[tuple[str, int, float]]:
+    def _recorded(self) -> Iterator[tuple[str, Incarnation]]:
         """Programs as they were when last looked at, and the daemon."""
-        for name, (pid, started) in _read_json(self._programs).items():
-            yield name, int(pid), float(started)
-        daemon = _read_json(self._record)
-        if daemon:
-            yield "supervisord", int(daemon["pid"]), float(daemon["started"])
+        records = _read_json(self._programs) | {"supervisord": _read_json(self._record)}
+        for name, record in records.items():
+            if (process := incarnation_from(record)) is not None:
+                yield name, process
 
     # Programs
 
@@ -274,7 +276,8 @@ class Supervisor:
         """Every program. Raises `Unreachable`."""
         rows = cast("list[dict[str, Any]]", self._call("getAllProcessInfo"))
         found = [_status(row) for row in rows]
-        record = {p.name: _started(p.pid) for p in found if p.pid is not None}
+        running = {p.name: Incarnation.of(p.pid) for p in found if p.pid is not None}
+        record = {name: process.as_json() for name, process in running.items() if process}
         _write(self._programs, json.dumps(record))
         return found
 
@@ -513,14 +516,6 @@ def _status(row: Mapping[str, Any]) -> ProgramStatus:
         log=Path(str(row["stdout_logfile"])),
         words=str(row["spawnerr"]),
     )
-
-
-def _started(pid: int) -> tuple[int, float]:
-    """A pid with its start time; 0.0 when it is gone."""
-    try:
-        return pid, psutil.Process(pid).create_time()
-    except psutil.NoSuchProcess:
-        return pid, 0.0
 
 
 def _read_json(path: Path) -> dict[str, Any]:

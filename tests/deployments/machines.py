@@ -24,6 +24,7 @@ from mmadmin.core.derivation import Derivation
 from mmadmin.core.engine import LaunchSpec, Probe, Seat
 from mmadmin.core.errors import Cancelled, Gated, MmError, ProbeFailed, Unreachable
 from mmadmin.core.facts import HostFacts
+from mmadmin.core.incarnation import Incarnation
 from mmadmin.core.lock import Lock, LockedFile
 from mmadmin.core.placement import Beside
 from mmadmin.core.recipe import FixedFile, Params, PathSource, Recipe, Toolbox
@@ -42,6 +43,8 @@ FACTS = HostFacts(
     compiler="gcc-12.2.0",
     cuda="",
 )
+PROCESS = Incarnation(1, 1, "a boot")
+"""What every engine of this machine runs as."""
 LOCK = Lock(
     model=(LockedFile("m.gguf", "0" * 64, 1, PathSource("/srv/models/smol-Q8_0.gguf")),),
     engine=LockedFile("e.tar.gz", "1" * 64, 1, PathSource("/srv/e.tar.gz")),
@@ -269,8 +272,8 @@ class ToyMachine:
             )
         return {"ok": True, "whole": wanted is not None}
 
-    def process(self, replica: Replica) -> tuple[int, float] | None:
-        return (1, 1.0) if replica.uid in told("engines", {}) else None
+    def process(self, replica: Replica) -> Incarnation | None:
+        return PROCESS if replica.uid in told("engines", {}) else None
 
     def alive(self, replica: Replica, launch: LaunchSpec) -> None:
         note(f"alive {replica.uid}")

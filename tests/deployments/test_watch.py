@@ -136,3 +136,12 @@ def test_drift_raises_an_alarm_until_it_is_gone(two: Deployment) -> None:
     alarm.refresh_from_db()
     assert alarm.cleared_at is not None
     assert Activation.objects.filter(state=JobState.QUEUED).count() == 0
+
+
+def test_a_process_of_an_earlier_form_is_unknown_until_it_was_seen(two: Deployment) -> None:
+    """A row of before the upgrade names no process; the next look writes it down."""
+    live = Replica.objects.filter(generation=two.live)
+    live.update(pid=1, started=None, boot="")
+    assert live.get().process is None
+    tasks.watch_engines()
+    assert live.get().process == machines.PROCESS

@@ -31,8 +31,9 @@ from mmadmin.core.errors import (
     Unreachable,
 )
 from mmadmin.core.home import Home
+from mmadmin.core.incarnation import Incarnation
 from mmadmin.host import engine_process, launch
-from mmadmin.host.endings import is_alive
+from mmadmin.host.endings import end_processes
 from mmadmin.host.readiness import wait_ready
 from mmadmin.host.supervisor import ProgramSpec, Supervisor
 
@@ -101,14 +102,14 @@ def test_an_engine_is_started_proved_and_stopped(home, uid, port):
     said: list[str] = []
     process = engine_process.start(home, uid, made, SECRET)
     ready = wait_ready(home, uid, made, SECRET, on_progress=said.append)
-    assert (ready.pid, ready.context_per_slot, ready.slots) == (process.pid, 4096, 2)
+    assert (ready.process, ready.context_per_slot, ready.slots) == (process, 4096, 2)
     assert ready.completion == " east."
     assert "loading the model" in said
-    assert engine_process.process(home, uid) == (process.pid, process.started)
-    assert engine_process.start(home, uid, made, SECRET).pid == process.pid
+    assert engine_process.process(home, uid) == process
+    assert engine_process.start(home, uid, made, SECRET) == process
     assert uid in engine_process.engines(home)
     engine_process.stop(home, uid, port=port)
-    assert not is_alive(process.pid, process.started)
+    assert not process.alive
     assert engine_process.port_owner(port) is None
     assert engine_process.status(home, uid) is None
     assert uid not in engine_process.engines(home)
@@ -290,7 +291,7 @@ def test_a_deaf_engine_and_its_children_are_killed_as_a_group(home, uid, port):
     children = psutil.Process(process.pid).children()
     assert len(children) == 1
     engine_process.stop(home, uid, port=port, term_s=1)
-    assert not is_alive(process.pid, process.started)
+    assert not process.alive
     assert not children[0].is_running() or children[0].status() == psutil.STATUS_ZOMBIE
     assert engine_process.port_owner(port) is None
 
@@ -331,7 +332,7 @@ def test_one_program_comes_and_goes_without_touching_another(home, uid, port):
     supervisor.remove_program("other")
     supervisor.launch()
     assert supervisor.program("other") is None
-    assert engine_process.process(home, uid) == (first.pid, first.started)
+    assert engine_process.process(home, uid) == first
 
 
 def test_a_crashed_engine_is_started_again(home, uid, port):
@@ -341,10 +342,10 @@ def test_a_crashed_engine_is_started_again(home, uid, port):
     wait_ready(home, uid, made, SECRET)
     os.kill(process.pid, signal.SIGKILL)
     give_up = time.monotonic() + 20
-    while (again := engine_process.process(home, uid)) in (None, (process.pid, process.started)):
+    while (again := engine_process.process(home, uid)) in (None, process):
         assert time.monotonic() < give_up
         time.sleep(0.1)
-    assert wait_ready(home, uid, made, SECRET).pid == again[0]
+    assert wait_ready(home, uid, made, SECRET).process == again
 
 
 def test_what_a_killed_supervisor_leaves_is_found_and_ended(tmp_path):
@@ -364,11 +365,11 @@ def test_what_a_killed_supervisor_leaves_is_found_and_ended(tmp_path):
     os.kill(daemon, signal.SIGKILL)
     while supervisor.running():
         time.sleep(0.05)
-    assert is_alive(process.pid, process.started)
+    assert process.alive
     with pytest.raises(Unreachable, match="mm up"):
         supervisor.status()
-    engine_process.stop(home, "left", port=port, pid=process.pid, started=process.started, term_s=1)
-    assert not is_alive(process.pid, process.started)
+    engine_process.stop(home, "left", port=port, recorded=process, term_s=1)
+    assert not process.alive
     assert supervisor.end_leftovers() == []
 
 
@@ -404,7 +405,8 @@ def test_leftovers_are_named_when_they_are_ended(tmp_path):
     supervisor.launch([ProgramSpec("service", ["/bin/sleep", "60"], home.logs / "service.log")])
     pid = supervisor.pid("service")
     assert pid
-    started = psutil.Process(pid).create_time()
+    service = Incarnation.of(pid)
+    assert service
     daemon = supervisor.pid_of_daemon()
     assert daemon
     os.kill(daemon, signal.SIGKILL)
@@ -412,7 +414,7 @@ def test_leftovers_are_named_when_they_are_ended(tmp_path):
         time.sleep(0.05)
     (home.run_dir / "programs.json").unlink(missing_ok=True)
     assert supervisor.end_leftovers() == [f"service (pid {pid})"]
-    assert not is_alive(pid, started)
+    assert not service.alive
 
 
 def test_engines_stop_after_what_still_needs_them(home, port):
@@ -469,3 +471,42 @@ def test_free_port_skips_what_is_taken(port):
         old.listen()
         with pytest.raises(Conflict, match="no free port"):
             engine_process.free_port(port, count=1)
+
+
+def test_a_clock_that_moves_changes_no_process(tmp_path, monkeypatch):
+    """An hour's correction after the records were written: leftovers are still found and ended.
+
+    psutil's start times move with the clock, so moving what it adds to them is a clock's step.
+    """
+    supervisor = Supervisor(Home(tmp_path))
+    unmarked = ["/usr/bin/env", "-u", "SUPERVISOR_SERVER_URL", "sleep", "60"]
+    supervisor.launch([ProgramSpec("service", unmarked, tmp_path / "service.log")])
+    pid = supervisor.pid("service")
+    assert pid
+    service = Incarnation.of(pid)
+    daemon = supervisor.pid_of_daemon()
+    assert daemon
+    before = psutil.Process(pid).create_time()
+    os.kill(daemon, signal.SIGKILL)
+    while supervisor.running():
+        time.sleep(0.05)
+    stepped = psutil.boot_time() - 3600
+    monkeypatch.setattr("psutil._pslinux.boot_time", lambda: stepped)
+    assert psutil.Process(pid).create_time() < before - 3000
+    assert Incarnation.of(pid) == service
+    assert supervisor.end_leftovers() == [f"service (pid {pid})"]
+
+
+def test_only_the_very_process_is_ended():
+    """A pid whose process began at another moment is somebody else's: it is left alone."""
+    other = subprocess.Popen(["/bin/sleep", "60"])
+    try:
+        this = Incarnation.of(other.pid)
+        assert this
+        assert end_processes([replace(this, started=this.started - 1)], patience_s=0) == []
+        assert end_processes([replace(this, boot="another boot")], patience_s=0) == []
+        assert other.poll() is None
+        assert end_processes([this], patience_s=0) == [other.pid]
+    finally:
+        other.kill()
+        other.wait()

@@ -12,6 +12,7 @@ import pytest
 
 from mmadmin.core.engine import LaunchSpec
 from mmadmin.core.errors import Cancelled, ProbeFailed, Unreachable
+from mmadmin.core.incarnation import Incarnation
 from mmadmin.core.probes import ALWAYS_REQUIRED, PROBE_ROWS, ProbeReport
 from mmadmin.core.templates import conversations
 from mmadmin.host import probe
@@ -21,8 +22,7 @@ from tests.host.test_engine_process import SECRET, port, stub
 
 __all__ = ["port"]
 READY = Ready(
-    pid=1,
-    started=1.5,
+    process=Incarnation(1, 150, "a boot"),
     ready_after_ms=3000,
     alias="model",
     model_path="/m.gguf",
@@ -76,7 +76,7 @@ def test_a_good_engine_passes_every_row(engine):
     require(report)
     data = report.as_json()
     assert data["ok"] is True
-    assert data["process"]["started_ms"] == 1500
+    assert data["process"]["pid"] == 1
 
 
 def test_the_template_rows_are_the_matrix():
