@@ -464,6 +464,31 @@ def revoke_token(request: HttpRequest, token_id: str) -> Any:
     return s.TokenOut.of(actions.revoke_token(who(request), token_id))
 
 
+@people.get("/sessions", response={200: list[s.SessionOut], **ERRORS})
+def list_sessions(request: HttpRequest) -> Any:
+    """One's own logins in browsers that have not ended, newest first."""
+    present = _present(request)
+    return [s.SessionOut.of(row, present=present) for row in queries.sessions(who(request))]
+
+
+@people.post("/sessions/end-others", response={200: s.EndedOut, **ERRORS})
+def end_other_sessions(request: HttpRequest) -> Any:
+    """End all of one's own logins but the one that asks; by token or password, all of them."""
+    return s.EndedOut(ended=actions.end_other_sessions(who(request), _present(request)))
+
+
+@people.post("/sessions/{session_id}/end", response={200: s.EndedOut, **ERRORS})
+def end_session(request: HttpRequest, session_id: str) -> Any:
+    """End one of one's own logins: whoever uses it must log in again."""
+    actions.end_session(who(request), session_id)
+    return s.EndedOut(ended=1)
+
+
+def _present(request: HttpRequest) -> str:
+    """The key of the login that asks; empty when a token or a password does."""
+    return request.session.session_key or ""
+
+
 # --- the installation
 
 

@@ -12,7 +12,18 @@ from django.db import close_old_connections
 from django.utils.module_loading import import_string
 
 from deployments import feed
-from deployments.jobs import activations, books, browses, builds, cares, hosts, keep, sweeper, watch
+from deployments.jobs import (
+    activations,
+    books,
+    browses,
+    builds,
+    cares,
+    hosts,
+    keep,
+    prune,
+    sweeper,
+    watch,
+)
 from deployments.jobs.recorder import Parent, recording
 from deployments.models import Activation, Browse, Build, Care
 from deployments.queue import send
@@ -96,6 +107,12 @@ def watch_engines() -> None:
 def tidy_store() -> None:
     """Let go what the keep rule no longer keeps, and free what nothing needs."""
     keep.tidy(machine().store())
+
+
+@shared_task
+def prune_rows() -> None:
+    """Let go rows that were of use for days only."""
+    prune.prune()
 
 
 @worker_process_init.connect

@@ -74,6 +74,7 @@ app.conf.update(
         "publish": every("publish", 10, DEFAULT_QUEUE),
         "watch-engines": every("watch_engines", 10, HOST_QUEUE),
         "host-facts": every("register_host", 60, HOST_QUEUE),
+        "prune-rows": every("prune_rows", 3600, DEFAULT_QUEUE),
         "tidy-store": every("tidy_store", 86400, HOST_QUEUE),
     },
     beat_max_loop_interval=5,

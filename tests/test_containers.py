@@ -63,6 +63,15 @@ def test_variables_and_secrets_exist(name: str) -> None:
     assert "/secrets/" in (ROOT / ".gitignore").read_text().splitlines()
 
 
+def test_the_panel_is_told_everything_about_single_sign_on() -> None:
+    """Each of its variables reaches the panel's container, and no other one."""
+    wanted = {name for name in VARIABLES if name.startswith("MM_OIDC_")}
+    for name in OURS:
+        environment = COMPOSE["services"][name]["environment"]
+        told = {variable.removesuffix("_FILE") for variable in environment if "OIDC" in variable}
+        assert told == (wanted if name == "panel" else set())
+
+
 def test_no_secret_is_written_out() -> None:
     """Passwords come by file only."""
     text = (ROOT / "docker-compose.yml").read_text(encoding="utf-8")

@@ -11,6 +11,7 @@ from deployments.models import (
     AuditEvent,
     ClientKey,
     Host,
+    Session,
     User,
     UserToken,
 )
@@ -110,6 +111,35 @@ class NewTokenOut(TokenOut):
     """A token just made."""
 
     token: str = Field(description="Shown this once.")
+
+
+class SessionOut(Schema):
+    """A login in a browser, without its key."""
+
+    id: str
+    address: str | None = Field(description="Where it began.")
+    agent: str = Field(description="The browser's own words about itself.")
+    began_at: datetime
+    expires_at: datetime
+    present: bool = Field(description="True of the login that asks.")
+
+    @classmethod
+    def of(cls, row: Session, *, present: str) -> SessionOut:
+        """A login; `present` is the key of the one that asks."""
+        return cls(
+            id=row.public_id,
+            address=row.address,
+            agent=row.agent,
+            began_at=row.began_at,
+            expires_at=row.expire_date,
+            present=row.session_key == present,
+        )
+
+
+class EndedOut(Schema):
+    """How many logins ended."""
+
+    ended: int
 
 
 class UserOut(Schema):

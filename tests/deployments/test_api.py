@@ -163,6 +163,8 @@ ENDPOINTS: list[tuple[str, str, Any, int, Role]] = [
     ("PATCH", "/users/carol", {"role": "operator"}, 200, ADM),
     ("GET", "/tokens", None, 200, VIE),
     ("POST", "/tokens", {"note": "mine"}, 201, VIE),
+    ("GET", "/sessions", None, 200, VIE),
+    ("POST", "/sessions/end-others", None, 200, VIE),
     ("GET", "/hosts", None, 200, VIE),
     ("POST", "/hosts/local/care", {"kind": "doctor"}, 202, OPR),
     ("GET", "/cares/{care}", None, 200, VIE),
@@ -213,7 +215,7 @@ def test_every_endpoint_is_tested() -> None:
         (method, "/".join(named.get(part, part) for part in path.split("/")))
         for method, path in tested
     }
-    elsewhere = {("POST", "/tokens/{}/revoke")}
+    elsewhere = {("POST", "/tokens/{}/revoke"), ("POST", "/sessions/{}/end")}
     declared = {
         (
             method.upper(),
@@ -236,6 +238,7 @@ MISSING = [
     ("GET", "/keys/none/events"),
     ("POST", "/keys/none/revoke"),
     ("POST", "/tokens/none/revoke"),
+    ("POST", "/sessions/none/end"),
     ("GET", "/nothing/like/this"),
 ]
 
@@ -319,6 +322,34 @@ def test_tokens(world: World) -> None:
     assert client.get("/api/v1/me").status_code == 200
     actions.revoke_token(world.people.bob, token.token_id)
     assert client.get("/api/v1/me").status_code == 401
+
+
+def test_one_s_own_logins(world: World) -> None:
+    """Listed without their keys; ended one by one by their owner only, or all but the present one."""
+    here, there, third, strange = (Client() for _ in range(4))
+    for client in (here, there, third):
+        client.force_login(world.people.bob)
+    strange.force_login(world.people.carol)
+    listed = here.get("/api/v1/sessions").json()
+    assert [row["present"] for row in listed].count(True) == 1
+    assert len(listed) == 3
+    keys = [client.session.session_key for client in (here, there, third, strange)]
+    assert not any(key in json.dumps(listed) for key in keys)
+    ids = {row["id"] for row in listed if not row["present"]}
+    others = ask("GET", "/sessions", world.people.carol).json()
+    assert not ids & {row["id"] for row in others}
+    first = ids.pop()
+    check_error(ask("POST", f"/sessions/{first}/end", world.people.carol), 404, "not_found")
+    assert ask("POST", f"/sessions/{first}/end", world.people.bob).json() == {"ended": 1}
+    check_error(ask("POST", f"/sessions/{first}/end", world.people.bob), 404, "not_found")
+    left = [c for c in (there, third) if c.get("/api/v1/me").status_code == 200]
+    assert len(left) == 1
+    assert here.post("/api/v1/sessions/end-others").json() == {"ended": 1}
+    assert left[0].get("/api/v1/me").status_code == 401
+    assert here.get("/api/v1/me").status_code == 200
+    assert ask("POST", "/sessions/end-others", world.people.bob).json() == {"ended": 1}
+    assert here.get("/api/v1/me").status_code == 401
+    assert strange.get("/api/v1/me").status_code == 200
 
 
 def test_the_session_needs_csrf(world: World) -> None:

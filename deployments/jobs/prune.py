@@ -1,0 +1,43 @@
+"""Rows that are of use for days only are let go by their age.
+
+Never history: generations, builds of generations, activations, their logs, the audit log, keys and
+usage stay for good.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from django.db.models import Max
+from django.utils import timezone
+
+from deployments.models import Browse, Build, Care, Session
+
+BROWSES_KEPT = timedelta(days=7)
+"""What a repository offered, and whether it fitted then."""
+CARES_KEPT = timedelta(days=30)
+"""Collections, verifications, examinations; the newest of each kind on each host stays."""
+PLANS_KEPT = timedelta(days=30)
+"""Plans that were only shown (dry runs), with their steps and lines."""
+
+
+def prune(now: datetime | None = None) -> dict[str, int]:
+    """Let go what is older than it is useful; how many rows of each. Any number of times."""
+    now = now or timezone.now()
+    newest = (
+        Care.objects.order_by()
+        .values("host", "kind")
+        .annotate(newest=Max("id"))
+        .values_list("newest", flat=True)
+    )
+    old = {
+        "sessions": Session.objects.filter(expire_date__lt=now),
+        "browses": Browse.objects.filter(ended_at__lt=now - BROWSES_KEPT),
+        "cares": Care.objects.filter(ended_at__lt=now - CARES_KEPT).exclude(pk__in=list(newest)),
+        "plans": Build.objects.filter(dry_run=True, ended_at__lt=now - PLANS_KEPT),
+    }
+    gone = {}
+    for what, rows in old.items():
+        _, each = rows.delete()
+        gone[what] = each.get(rows.model._meta.label, 0)  # noqa: SLF001
+    return gone
