@@ -44,8 +44,10 @@ def fill() -> None:
         Deployment,
         Host,
         UsageBucket,
+        UsageDay,
         UsageEvent,
     )
+    from tests.panel.seed import days_of  # noqa: PLC0415
 
     call_command("migrate", verbosity=0)
     now = timezone.now()
@@ -71,23 +73,22 @@ def fill() -> None:
             for n in range(start, start + 20_000)
         )
     hour = now.replace(minute=0, second=0, microsecond=0)
-    UsageBucket.objects.bulk_create(
-        (
-            UsageBucket(
-                hour=hour - timedelta(hours=h),
-                key_id=f"k{k}",
-                deployment=f"d{k % 5}",
-                generation=1,
-                endpoint="chat",
-                requests=14,
-                prompt_tokens=1400,
-                completion_tokens=700,
-            )
-            for h in range(HOURS)
-            for k in range(100)
-        ),
-        batch_size=5000,
-    )
+    buckets = [
+        UsageBucket(
+            hour=hour - timedelta(hours=h),
+            key_id=f"k{k}",
+            deployment=f"d{k % 5}",
+            generation=1,
+            endpoint="chat",
+            requests=14,
+            prompt_tokens=1400,
+            completion_tokens=700,
+        )
+        for h in range(HOURS)
+        for k in range(100)
+    ]
+    UsageBucket.objects.bulk_create(buckets, batch_size=5000)
+    UsageDay.objects.bulk_create(days_of(buckets), batch_size=5000)
     ClientKey.objects.bulk_create(
         ClientKey(key_id=f"k{n}", digest="0" * 64, owner=f"owner {n}") for n in range(KEYS)
     )

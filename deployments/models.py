@@ -631,6 +631,41 @@ class UsageBucket(models.Model):
                 name="one_bucket_an_hour",
             ),
         ]
+        indexes: ClassVar[list[models.Index]] = [
+            models.Index(fields=["key_id", "hour"], name="bucket_of_key"),
+            models.Index(fields=["deployment", "hour"], name="bucket_of_deployment"),
+        ]
+
+
+class UsageDay(models.Model):
+    """Usage of one day (UTC) and one thing: sums of the buckets, so that months add up quickly.
+
+    Each request is counted in four rows: of all, of its deployment, of its generation, of its key.
+    """
+
+    day = models.DateTimeField()
+    """Its midnight."""
+    of = models.CharField(max_length=16)
+    """all, deployment, generation or key: the fields below that this names are set."""
+    deployment = models.CharField(max_length=63, blank=True)
+    generation = models.PositiveIntegerField(default=0)
+    key_id = models.CharField(max_length=16, blank=True)
+    requests = models.PositiveIntegerField(default=0)
+    failed = models.PositiveIntegerField(default=0)
+    prompt_tokens = models.PositiveBigIntegerField(default=0)
+    completion_tokens = models.PositiveBigIntegerField(default=0)
+    cached_tokens = models.PositiveBigIntegerField(default=0)
+    reasoning_tokens = models.PositiveBigIntegerField(default=0)
+    ttft_ms = models.PositiveBigIntegerField(default=0)
+    duration_ms = models.PositiveBigIntegerField(default=0)
+
+    class Meta:
+        ordering: ClassVar[list[str]] = ["-day"]
+        constraints: ClassVar[list[Any]] = [
+            models.UniqueConstraint(
+                fields=["of", "day", "deployment", "generation", "key_id"], name="one_row_a_day"
+            ),
+        ]
 
 
 class AuditEvent(models.Model):

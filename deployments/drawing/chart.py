@@ -28,14 +28,11 @@ class Series:
 
 
 @dataclass(frozen=True, slots=True)
-class Bar:
-    """A rectangle, with its words."""
+class Slot:
+    """The strip of one time, over its whole height, with what it holds in words."""
 
     x: float
-    y: float
     width: float
-    height: float
-    css: str
     words: str
 
 
@@ -46,9 +43,12 @@ class Chart:
     name: str
     title: str
     series: Sequence[Series]
-    bars: Sequence[Bar]
+    bars: Sequence[tuple[str, str]]
+    """(path of all of a series' bars, class)"""
     lines: Sequence[tuple[str, str]]
     """(path, class)"""
+    slots: Sequence[Slot]
+    """What is said where the pointer is; times without a value have none."""
     y_words: Sequence[str]
     """Top to bottom."""
     x_words: Sequence[str]
@@ -85,7 +85,7 @@ def draw(
         else max(totals, default=0)
     )
     top = nice(peak)
-    bars = [] if lines else _bars(times, series, top, words)
+    bars = [] if lines else _bars(count, series, top)
     paths = [(_line(s.values, top), s.css) for s in series] if lines else []
     return Chart(
         name=name,
@@ -93,6 +93,7 @@ def draw(
         series=series,
         bars=bars,
         lines=paths,
+        slots=_slots(times, series, words),
         y_words=(words(top), words(top / 2), words(0)),
         x_words=_x_words(times),
         label=_label(title, times, series, words, lines=lines),
@@ -100,31 +101,35 @@ def draw(
     )
 
 
-def _bars(
-    times: Sequence[datetime], series: Sequence[Series], top: float, words: Callable[[float], str]
-) -> list[Bar]:
-    slot = WIDTH / max(1, len(times))
-    bars = []
-    for i, moment in enumerate(times):
-        below = 0.0
-        for s in series:
-            value = s.values[i]
+def _bars(count: int, series: Sequence[Series], top: float) -> list[tuple[str, str]]:
+    """Each series as one path: many small rectangles would outweigh the page."""
+    slot = WIDTH / max(1, count)
+    wide = round(slot * FILL, 2)
+    below = [0.0] * count
+    paths = []
+    for s in series:
+        pieces = []
+        for i, value in enumerate(s.values):
             if value <= 0:
                 continue
             tall = HEIGHT * value / top
-            below += tall
-            said = f"{moment:%a %d %b %H:%M} UTC: {words(value)} {s.name}"
-            bars.append(
-                Bar(
-                    round(i * slot + slot * (1 - FILL) / 2, 2),
-                    round(HEIGHT - below, 2),
-                    round(slot * FILL, 2),
-                    round(tall, 2),
-                    s.css,
-                    said,
-                )
-            )
-    return bars
+            x, y = i * slot + slot * (1 - FILL) / 2, HEIGHT - below[i]
+            pieces.append(f"M{x:.1f} {y:.1f}h{wide:g}v{-tall:.1f}h{-wide:g}z")
+            below[i] += tall
+        paths.append(("".join(pieces), s.css))
+    return paths
+
+
+def _slots(
+    times: Sequence[datetime], series: Sequence[Series], words: Callable[[float], str]
+) -> list[Slot]:
+    slot = WIDTH / max(1, len(times))
+    found = []
+    for i, moment in enumerate(times):
+        said = ", ".join(f"{words(s.values[i])} {s.name}" for s in series if s.values[i] > 0)
+        if said:
+            found.append(Slot(round(i * slot, 1), round(slot, 1), f"{moment:%d %b %H:%M} {said}"))
+    return found
 
 
 def _line(values: Sequence[float], top: float) -> str:

@@ -2,9 +2,9 @@
 
 A gate writes usage to its own spool first, then to a Redis stream. One transaction here inserts
 the events (their id is the primary key, so a repeated one changes nothing), adds the new ones to
-their hourly buckets, and moves the spool's mark; only then are the stream's entries deleted and
-the mark told to the gate, which then drops its segments. Whatever dies in between, the gate sends
-again, and nothing is lost or counted twice.
+their hourly buckets and to the sums of their days, and moves the spool's mark; only then are the
+stream's entries deleted and the mark told to the gate, which then drops its segments. Whatever
+dies in between, the gate sends again, and nothing is lost or counted twice.
 
 The mark only moves over a spool's unbroken sequence: entries that a broker lost hold it back, so
 the gate sends them again.
@@ -23,7 +23,14 @@ from django.db.models import F
 from django.utils import timezone
 
 from deployments import feed
-from deployments.models import ClientKey, GateSpool, Publication, UsageBucket, UsageEvent
+from deployments.models import (
+    ClientKey,
+    GateSpool,
+    Publication,
+    UsageBucket,
+    UsageDay,
+    UsageEvent,
+)
 from mmadmin.core.errors import InvalidInput
 from mmadmin.core.snapshot import USAGE_ACK_KEY, USAGE_STREAM, Usage, usage_from_json
 
@@ -87,6 +94,7 @@ def enter(usages: Sequence[Usage]) -> tuple[int, dict[str, int]]:
         fresh = [usage for usage_id, usage in by_id.items() if usage_id not in known]
         UsageEvent.objects.bulk_create([_event(usage) for usage in fresh])
         _add_to_buckets(fresh)
+        _add_to_days(fresh)
         _touch_keys(fresh)
         return len(fresh), _marks(usages)
 
@@ -119,17 +127,11 @@ def _event(usage: Usage) -> UsageEvent:
 
 
 def _add_to_buckets(usages: Sequence[Usage]) -> None:
-    sums: dict[tuple[datetime, str, str, int, str], dict[str, int]] = defaultdict(
-        lambda: dict.fromkeys(SUMS, 0)
-    )
+    sums: dict[tuple[datetime, str, str, int, str], dict[str, int]] = defaultdict(_nothing)
     for usage in usages:
         hour = _at(usage).replace(minute=0, second=0, microsecond=0)
         key = (hour, usage.key_id, usage.deployment, usage.generation, usage.endpoint)
-        row = sums[key]
-        row["requests"] += 1
-        row["failed"] += usage.outcome == "failed"
-        for name in TOKENS_AND_TIMES:
-            row[name] += getattr(usage, name)
+        _count(sums[key], usage)
     for (hour, key_id, deployment, generation, endpoint), row in sums.items():
         bucket, _ = UsageBucket.objects.get_or_create(
             hour=hour,
@@ -141,6 +143,38 @@ def _add_to_buckets(usages: Sequence[Usage]) -> None:
         UsageBucket.objects.filter(pk=bucket.pk).update(
             **{name: F(name) + value for name, value in row.items()}
         )
+
+
+def _add_to_days(usages: Sequence[Usage]) -> None:
+    sums: dict[tuple[datetime, str, str, int, str], dict[str, int]] = defaultdict(_nothing)
+    for usage in usages:
+        day = _at(usage).replace(hour=0, minute=0, second=0, microsecond=0)
+        for which in (
+            ("all", "", 0, ""),
+            ("deployment", usage.deployment, 0, ""),
+            ("generation", usage.deployment, usage.generation, ""),
+            ("key", "", 0, usage.key_id),
+        ):
+            _count(sums[day, *which], usage)
+    for (day, of, deployment, generation, key_id), row in sums.items():
+        found, _ = UsageDay.objects.get_or_create(
+            day=day, of=of, deployment=deployment, generation=generation, key_id=key_id
+        )
+        UsageDay.objects.filter(pk=found.pk).update(
+            **{name: F(name) + value for name, value in row.items()}
+        )
+
+
+def _nothing() -> dict[str, int]:
+    return dict.fromkeys(SUMS, 0)
+
+
+def _count(row: dict[str, int], usage: Usage) -> None:
+    """Add one request to a row of sums."""
+    row["requests"] += 1
+    row["failed"] += usage.outcome == "failed"
+    for name in TOKENS_AND_TIMES:
+        row[name] += getattr(usage, name)
 
 
 def _touch_keys(usages: Sequence[Usage]) -> None:

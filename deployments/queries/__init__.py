@@ -30,7 +30,12 @@ from deployments.queries.installation import (
 from deployments.queries.jobs import activation, activations, browse, build, build_log, builds
 from deployments.queries.keys import key, key_events, keys
 from deployments.queries.looking import Page, require
-from deployments.queries.overview import DeploymentRow, deployment, deployments_overview
+from deployments.queries.overview import (
+    DeploymentRow,
+    deployment,
+    deployment_names,
+    deployments_overview,
+)
 
 __all__ = [
     "DeploymentRow",
@@ -49,6 +54,7 @@ __all__ = [
     "care",
     "cares",
     "deployment",
+    "deployment_names",
     "deployments_overview",
     "diff",
     "differences",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, Literal
 
 from django.db.models import F, Q, Sum
@@ -12,6 +12,7 @@ from django.utils import timezone
 from deployments.models import (
     Role,
     UsageBucket,
+    UsageDay,
     UsageEvent,
     User,
 )
@@ -47,13 +48,13 @@ def usage(
     """
     require(actor)
     since, until = aware(since), aware(until)
-    rows = UsageBucket.objects.filter(hour__gte=since, hour__lt=until)
+    wanted: dict[str, Any] = {}
     if deployment:
-        rows = rows.filter(deployment=deployment)
+        wanted["deployment"] = deployment
     if key_id:
-        rows = rows.filter(key_id=key_id)
+        wanted["key_id"] = key_id
     if generation is not None:
-        rows = rows.filter(generation=generation)
+        wanted["generation"] = generation
     group = {
         "hour": ("hour",),
         "day": ("hour",),
@@ -65,12 +66,46 @@ def usage(
     if group is None:
         raise InvalidInput(f"usage cannot be grouped by {by!r}")
     sums = {name: Sum(name) for name in SUMS}
+    of = _whole_days(since, until, by, set(wanted))
+    if of is not None:
+        if by == "day":
+            group = ("day",)
+        days = UsageDay.objects.filter(of=of, day__gte=since, day__lt=until, **wanted)
+        return list(days.order_by(*group).values(*group).annotate(**sums))
+    rows = UsageBucket.objects.filter(hour__gte=since, hour__lt=until, **wanted)
     found = list(rows.order_by(*group).values(*group).annotate(**sums))
     return _by_day(found) if by == "day" else found
 
 
+def _whole_days(since: datetime, until: datetime, by: str, wanted: set[str]) -> str | None:
+    """Which rows of the days hold the answer; None = only the hours do."""
+    if since != _midnight(since) or (until != _midnight(until) and until <= timezone.now()):
+        return None
+    things = wanted | {
+        "key": {"key_id"},
+        "deployment": {"deployment"},
+        "generation": {"deployment", "generation"},
+        "day": set[str](),
+    }.get(by, {by})
+    return next((of for of, named in ROWS_OF_A_DAY.items() if named == things), None)
+
+
+ROWS_OF_A_DAY: dict[str, set[str]] = {
+    "all": set(),
+    "deployment": {"deployment"},
+    "generation": {"deployment", "generation"},
+    "key": {"key_id"},
+}
+"""What `UsageDay.of` says → the fields that its rows tell apart."""
+
+
+def _midnight(moment: datetime) -> datetime:
+    """The beginning of its day in UTC."""
+    return moment.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+
+
 def _by_day(hours: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Hours added up to days: some databases are slow at cutting a time."""
+    """Hours added up to days, where the rows of the days do not tell (a key's in a deployment)."""
     days: dict[datetime, dict[str, Any]] = {}
     for row in hours:
         day = row["hour"].replace(hour=0)

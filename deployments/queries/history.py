@@ -18,7 +18,15 @@ from deployments.models import (
     Transition,
     User,
 )
-from deployments.queries.looking import PER_PAGE, Page, deployment_named, grouped, paged, require
+from deployments.queries.looking import (
+    PER_PAGE,
+    Page,
+    deployment_named,
+    grouped,
+    paged,
+    recorded,
+    require,
+)
 from mmadmin.core.diff import DiffRow, Side
 from mmadmin.core.diff import diff as core_diff
 from mmadmin.core.errors import NotFound
@@ -48,7 +56,9 @@ def history(actor: User, name: str, *, page: int = 1, per_page: int = PER_PAGE) 
     """A deployment's generations, newest first, with how each went."""
     require(actor)
     of = deployment_named(name)
-    every = of.generations.select_related("author", "parent__deployment", "deployment")
+    every = of.generations.select_related("author", "parent__deployment", "deployment").defer(
+        *recorded("", "parent")
+    )
     found = paged(every, page, per_page)
     rows = _history_rows(found.rows, live_id=of.live_id)
     return Page(rows, found.page, found.pages, found.total, found.per_page)
@@ -60,6 +70,7 @@ def generation(actor: User, name: str, number: int) -> HistoryRow:
     of = deployment_named(name)
     found = (
         of.generations.select_related("author", "parent__deployment", "deployment")
+        .defer(*recorded("parent"))
         .filter(number=number)
         .first()
     )
@@ -86,6 +97,7 @@ def _history_rows(generations: Sequence[Generation], *, live_id: int | None) -> 
         Transition.objects.filter(generation__in=ids).select_related("actor"),
         lambda transition: transition.generation_id,
     )
+    changes = _changes(generations)
     now = timezone.now()
     rows = []
     for g in generations:
@@ -97,7 +109,7 @@ def _history_rows(generations: Sequence[Generation], *, live_id: int | None) -> 
                 activations=activations[g.pk],
                 live_spans=spans,
                 live_s=int(sum(((end or now) - start).total_seconds() for start, end in spans)),
-                changes=differences(g.parent, g) if g.parent else [],
+                changes=changes.get(g.pk, []),
                 is_live=g.pk == live_id,
                 transitions=transitions[g.pk],
             )
@@ -128,9 +140,9 @@ def export_history(actor: User, name: str) -> dict[str, Any]:
     require(actor)
     of = deployment_named(name)
     generations = list(
-        of.generations.select_related("author", "parent__deployment", "deployment").order_by(
-            "number"
-        )
+        of.generations.select_related("author", "parent__deployment", "deployment")
+        .defer(*recorded("parent"))
+        .order_by("number")
     )
     builds = grouped(
         Build.objects.filter(deployment=of, dry_run=False).select_related("actor").order_by("pk"),
@@ -242,13 +254,25 @@ def differences(before: Generation, after: Generation) -> list[DiffRow]:
     A history asks for the same pairs again and again: what was compared is remembered for as long
     as neither generation has changed since.
     """
-    pair = (before.pk, before.changed_at, after.pk, after.changed_at)
-    known = _known_differences.get(pair)
+    known = _known_differences.get(_pair(before, after))
     if known is None:
-        known = _known_differences[pair] = core_diff(_side(before), _side(after))
+        known = core_diff(_side(before), _side(after))
+        _known_differences[_pair(before, after)] = known
         if len(_known_differences) > KNOWN_DIFFERENCES:
             _known_differences.popitem(last=False)
     return list(known)
+
+
+def _changes(generations: Sequence[Generation]) -> dict[int, list[DiffRow]]:
+    """What differs from each one's parent; what they recorded is read only where it must be."""
+    pairs = [(g.parent, g) for g in generations if g.parent is not None]
+    unknown = [pair for pair in pairs if _pair(*pair) not in _known_differences]
+    whole = Generation.objects.in_bulk({g.pk for pair in unknown for g in pair})
+    return {g.pk: differences(whole.get(p.pk, p), whole.get(g.pk, g)) for p, g in pairs}
+
+
+def _pair(before: Generation, after: Generation) -> tuple[object, ...]:
+    return (before.pk, before.changed_at, after.pk, after.changed_at)
 
 
 def _side(generation: Generation) -> Side:

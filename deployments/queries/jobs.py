@@ -13,14 +13,16 @@ from deployments.models import (
     Role,
     User,
 )
-from deployments.queries.looking import Page, paged, require
+from deployments.queries.looking import Page, paged, recorded, require
 from mmadmin.core.errors import InvalidInput, NotFound
 
 
 def builds(actor: User, *, name: str = "", page: int = 1) -> Page[Build]:
     """Builds, newest first; of one deployment, or of all."""
     require(actor)
-    rows = Build.objects.select_related("deployment", "generation__deployment", "actor")
+    rows = Build.objects.select_related("deployment", "generation__deployment", "actor").defer(
+        *recorded("generation"), "spec_toml", "plan"
+    )
     return paged(rows.filter(deployment__name=name) if name else rows, page)
 
 
@@ -29,6 +31,7 @@ def build(actor: User, build_id: int) -> Build:
     require(actor)
     found = (
         Build.objects.select_related("deployment", "generation__deployment", "actor", "host")
+        .defer(*recorded("generation"))
         .prefetch_related(Prefetch("steps", BuildStep.objects.order_by("position")))
         .filter(pk=build_id)
         .first()
@@ -52,7 +55,7 @@ def activations(actor: User, *, name: str = "", page: int = 1) -> Page[Activatio
     require(actor)
     rows = Activation.objects.select_related(
         "deployment", "target__deployment", "previous__deployment", "actor"
-    )
+    ).defer(*recorded("target", "previous"))
     return paged(rows.filter(deployment__name=name) if name else rows, page)
 
 
@@ -63,6 +66,7 @@ def activation(actor: User, activation_id: int) -> Activation:
         Activation.objects.select_related(
             "deployment", "target__deployment", "previous__deployment", "actor", "host"
         )
+        .defer(*recorded("target", "previous"))
         .filter(pk=activation_id)
         .first()
     )

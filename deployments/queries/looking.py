@@ -25,6 +25,19 @@ ACTIVE_JOB = (JobState.QUEUED, JobState.RUNNING)
 PER_PAGE = 50
 
 
+RECORDED = (
+    "spec_toml",
+    "lock",
+    "graph",
+    "probe_report",
+    "host_facts",
+    "command",
+    "template",
+    "rendering",
+)
+"""What a generation's own page shows and lists do not: up to hundreds of kilobytes a row."""
+
+
 T = TypeVar("T")
 
 
@@ -65,6 +78,13 @@ def paged(rows: QuerySet[M], page: int, per_page: int = PER_PAGE) -> Page[M]:
     page = min(max(1, page), pages)
     start = (page - 1) * per_page
     return Page(list(rows[start : start + per_page]), page, pages, total, per_page)
+
+
+def recorded(*paths: str, but: str = "") -> list[str]:
+    """Names of `RECORDED` behind each path (`live`, `target`; empty = the row's own), to defer."""
+    return [
+        f"{path}__{name}" if path else name for path in paths for name in RECORDED if name != but
+    ]
 
 
 def grouped(rows: Iterable[M], by: Any) -> dict[int, list[M]]:

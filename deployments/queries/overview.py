@@ -23,7 +23,7 @@ from deployments.models import (
     UsageEvent,
     User,
 )
-from deployments.queries.looking import ACTIVE_JOB, grouped, require
+from deployments.queries.looking import ACTIVE_JOB, grouped, recorded, require
 from mmadmin.core.errors import NotFound
 from mmadmin.core.lifecycle import GenerationState
 
@@ -75,6 +75,14 @@ def deployments_overview(actor: User, *, archived: bool = False) -> list[Deploym
     return _rows(Deployment.objects.filter(archived_at__isnull=not archived))
 
 
+def deployment_names(actor: User) -> list[str]:
+    """The names of all that are not archived, sorted."""
+    require(actor)
+    return list(
+        Deployment.objects.filter(archived_at=None).order_by("name").values_list("name", flat=True)
+    )
+
+
 def deployment(actor: User, name: str) -> DeploymentRow:
     """One deployment, archived or not. Raises `NotFound`."""
     require(actor)
@@ -85,7 +93,11 @@ def deployment(actor: User, name: str) -> DeploymentRow:
 
 
 def _rows(which: QuerySet[Deployment]) -> list[DeploymentRow]:
-    found = list(which.select_related("host", "live__author", "live__deployment").order_by("name"))
+    found = list(
+        which.select_related("host", "live__author", "live__deployment")
+        .defer(*recorded("live"))
+        .order_by("name")
+    )
     ids = [row.pk for row in found]
     live_ids = [row.live_id for row in found if row.live_id]
     counts = dict(
@@ -103,7 +115,9 @@ def _rows(which: QuerySet[Deployment]) -> list[DeploymentRow]:
     )
     newest = {
         g.deployment_id: g
-        for g in Generation.objects.filter(pk__in=newest_ids).select_related("author", "deployment")
+        for g in Generation.objects.filter(pk__in=newest_ids)
+        .select_related("author", "deployment")
+        .defer(*recorded(""))
     }
     live_since = dict(
         Transition.objects.filter(generation__in=live_ids, after=GenerationState.LIVE)
@@ -120,9 +134,11 @@ def _rows(which: QuerySet[Deployment]) -> list[DeploymentRow]:
         .order_by()
         .values("newest")
     )
-    activations = Activation.objects.filter(
-        Q(pk__in=running.values("pk")) | Q(pk__in=ended_ids)
-    ).select_related("actor", "target__deployment", "previous__deployment", "deployment")
+    activations = (
+        Activation.objects.filter(Q(pk__in=running.values("pk")) | Q(pk__in=ended_ids))
+        .select_related("actor", "target__deployment", "previous__deployment", "deployment")
+        .defer(*recorded("target", "previous"))
+    )
     active: dict[int, Activation] = {}
     ended: dict[int, Activation] = {}
     for activation in activations:
@@ -130,18 +146,21 @@ def _rows(which: QuerySet[Deployment]) -> list[DeploymentRow]:
         into[activation.deployment_id] = activation
     builds = {
         build.deployment_id: build
-        for build in Build.objects.filter(
-            deployment__in=ids, dry_run=False, state__in=ACTIVE_JOB
-        ).select_related("generation__deployment", "actor", "deployment")
+        for build in Build.objects.filter(deployment__in=ids, dry_run=False, state__in=ACTIVE_JOB)
+        .select_related("generation__deployment", "actor", "deployment")
+        .defer(*recorded("generation"), "spec_toml", "plan")
     }
     replicas = grouped(
         Replica.objects.filter(generation__deployment__in=ids)
         .exclude(state__in=[ReplicaState.STOPPED, ReplicaState.FAILED])
-        .select_related("generation__deployment", "host"),
+        .select_related("generation__deployment", "host")
+        .defer(*recorded("generation", but="probe_report")),
         lambda replica: replica.generation.deployment_id,
     )
     alarms = grouped(
-        Alarm.objects.filter(deployment__in=ids, cleared_at=None).select_related("generation"),
+        Alarm.objects.filter(deployment__in=ids, cleared_at=None)
+        .select_related("generation")
+        .defer(*recorded("generation")),
         lambda alarm: alarm.deployment_id,
     )
     speed = _last_hour([row.name for row in found])

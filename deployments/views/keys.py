@@ -65,7 +65,7 @@ def issue(request: HttpRequest) -> HttpResponse:
 
 
 def _names(request: HttpRequest) -> list[str]:
-    return [row.deployment.name for row in queries.deployments_overview(person(request))]
+    return queries.deployment_names(person(request))
 
 
 def _once(request: HttpRequest, key: ClientKey, text: str) -> HttpResponse:

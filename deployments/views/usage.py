@@ -28,6 +28,8 @@ SPANS: dict[str, tuple[str, timedelta, Literal["hour", "day"]]] = {
     "90d": ("90 days", timedelta(days=90), "day"),
 }
 FRESH_S = 60.0
+SHOWN = 100
+"""Rows of the table; the CSV has them all."""
 _answers: dict[Wanted, tuple[float, list[dict[str, Any]], list[Chart]]] = {}
 GROUPS = (
     ("deployment", "deployment"),
@@ -167,13 +169,13 @@ def usage(request: HttpRequest) -> HttpResponse:
         "nav": "usage",
         "wanted": wanted,
         "charts": drawn,
-        "rows": rows[:200],
-        "more": max(0, len(rows) - 200),
+        "rows": rows[:SHOWN],
+        "more": max(0, len(rows) - SHOWN),
         "sums": sums,
         "ttft": sums["ttft_ms"] / sums["requests"] if sums["requests"] else None,
         "spans": [(name, words) for name, (words, _, _) in SPANS.items()],
         "groups": GROUPS,
-        "names": [row.deployment.name for row in queries.deployments_overview(me)],
+        "names": queries.deployment_names(me),
     }
     return show(request, "usage/page.html", context)
 

@@ -10,6 +10,7 @@ import pytest
 from django.utils import timezone
 
 from deployments import queries
+from deployments.jobs import books
 from deployments.models import (
     Activation,
     AuditEvent,
@@ -22,11 +23,14 @@ from deployments.models import (
     Replica,
     Transition,
     UsageBucket,
+    UsageDay,
     UsageEvent,
 )
 from mmadmin.core.errors import NotFound, Refused
+from mmadmin.core.snapshot import Usage
 from tests.deployments.conftest import People
 from tests.deployments.specs import spec
+from tests.panel.seed import days_of
 
 pytestmark = [pytest.mark.django_db, pytest.mark.database]
 
@@ -84,9 +88,9 @@ def fill(people: People, host: Host, deployments: int, generations: int) -> None
 READS: list[tuple[str, int, Any]] = [
     ("deployments_overview", 9, lambda p: queries.deployments_overview(p.carol)),
     ("deployment", 9, lambda p: queries.deployment(p.carol, "d0")),
-    ("history", 6, lambda p: queries.history(p.carol, "d0")),
-    ("generation", 5, lambda p: queries.generation(p.carol, "d0", 2)),
-    ("export_history", 8, lambda p: queries.export_history(p.carol, "d0")),
+    ("history", 7, lambda p: queries.history(p.carol, "d0")),
+    ("generation", 6, lambda p: queries.generation(p.carol, "d0", 2)),
+    ("export_history", 9, lambda p: queries.export_history(p.carol, "d0")),
     ("diff", 2, lambda p: queries.diff(p.carol, "d0", 1, 2)),
     ("builds", 2, lambda p: [(b.deployment, b.generation) for b in queries.builds(p.carol).rows]),
     ("activations", 2, lambda p: [a.target.uid for a in queries.activations(p.carol).rows]),
@@ -180,17 +184,21 @@ def test_key_search(people: People, host: Host) -> None:
 
 def test_usage(people: People, db: None) -> None:
     """Sums by hour, day, key, deployment and generation, within a time."""
-    for hour in range(48):
-        for key in ("a", "b"):
-            UsageBucket.objects.create(
-                hour=START + timedelta(hours=hour),
-                key_id=key,
-                deployment="d0",
-                generation=1 + hour // 24,
-                endpoint="chat",
-                requests=2,
-                prompt_tokens=10,
-            )
+    buckets = [
+        UsageBucket(
+            hour=START + timedelta(hours=hour),
+            key_id=key,
+            deployment="d0",
+            generation=1 + hour // 24,
+            endpoint="chat",
+            requests=2,
+            prompt_tokens=10,
+        )
+        for hour in range(48)
+        for key in ("a", "b")
+    ]
+    UsageBucket.objects.bulk_create(buckets)
+    UsageDay.objects.bulk_create(days_of(buckets))
 
     def rows(**how: Any) -> list[dict[str, Any]]:
         until = START + timedelta(hours=48)
@@ -203,6 +211,80 @@ def test_usage(people: People, db: None) -> None:
     assert [row["generation"] for row in rows(by="generation")] == [1, 2]
     assert rows(by="deployment", key_id="a", generation=2)[0]["requests"] == 48
     assert rows(since=START + timedelta(hours=47), by="key")[0]["requests"] == 2
+
+
+FILTERS: tuple[dict[str, Any], ...] = (
+    {},
+    {"deployment": "d0"},
+    {"deployment": "d0", "generation": 1},
+    {"generation": 1},
+    {"key_id": "a"},
+    {"deployment": "d1", "key_id": "a"},
+)
+
+
+@pytest.mark.parametrize("only", FILTERS, ids=str)
+@pytest.mark.parametrize("by", ["day", "key", "deployment", "generation", "endpoint"])
+def test_days_and_hours_say_the_same(
+    people: People, db: None, monkeypatch: pytest.MonkeyPatch, by: Any, only: dict[str, Any]
+) -> None:
+    """Whole days are read from the rows of the days, with the sums that the hours add up to."""
+    books.enter(
+        [
+            Usage(
+                id=f"r{n}",
+                gate="g",
+                seq=n + 1,
+                at=(START + timedelta(hours=5 * n)).timestamp(),
+                key_id="ab"[n % 2],
+                deployment=f"d{n % 3}",
+                generation=n % 2,
+                endpoint=("chat", "embeddings")[n % 2],
+                status=200,
+                outcome="failed" if n % 4 == 0 else "ok",
+                prompt_tokens=10 + n,
+                completion_tokens=n,
+                ttft_ms=100 * n,
+                duration_ms=1000,
+            )
+            for n in range(24)
+        ]
+    )
+    span = {"since": START, "until": START + timedelta(days=4)}
+    of_days = queries.usage(people.carol, by=by, **span, **only)
+    assert of_days
+    monkeypatch.setattr("deployments.queries.books._whole_days", lambda *_: None)
+    assert _by_names(of_days) == _by_names(queries.usage(people.carol, by=by, **span, **only))
+
+
+def _by_names(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return sorted(rows, key=str)
+
+
+def test_a_part_of_a_day_is_read_from_its_hours(people: People, db: None) -> None:
+    """Only days that lie in the time as a whole are taken whole; the present one counts as such."""
+    hours = [
+        UsageBucket(hour=START + timedelta(hours=hour), key_id="a", deployment="d0", requests=1)
+        for hour in range(48)
+    ]
+    UsageBucket.objects.bulk_create(hours)
+    UsageDay.objects.bulk_create(days_of(hours))
+
+    def requests(since: int, until: int) -> int:
+        span = (START + timedelta(hours=hour) for hour in (since, until))
+        rows = queries.usage(
+            people.carol, by="key", **dict(zip(("since", "until"), span, strict=True))
+        )
+        return sum(row["requests"] for row in rows)
+
+    assert requests(0, 48) == 48
+    assert requests(1, 48) == 47
+    assert requests(0, 30) == 30
+    now = timezone.now()
+    today = now.replace(hour=0, minute=0, second=0, microsecond=0)
+    UsageDay.objects.create(day=today, of="key", key_id="a", requests=7)
+    soon = queries.usage(people.carol, by="key", since=today, until=now + timedelta(hours=1))
+    assert [row["requests"] for row in soon] == [7]
 
 
 def test_roles(people: People, host: Host) -> None:

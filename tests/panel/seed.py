@@ -26,6 +26,7 @@ from deployments.models import (
     Replica,
     Transition,
     UsageBucket,
+    UsageDay,
     UsageEvent,
     User,
 )
@@ -725,6 +726,34 @@ def keys(who: dict[str, User], now: datetime, *, n: int = 60) -> list[ClientKey]
     )
 
 
+SUMS = (
+    *("requests", "failed", "prompt_tokens", "completion_tokens", "cached_tokens"),
+    *("reasoning_tokens", "ttft_ms", "duration_ms"),
+)
+
+
+def days_of(buckets: list[UsageBucket]) -> list[UsageDay]:
+    """The sums of the days that such hours add up to."""
+    days: dict[tuple[object, ...], UsageDay] = {}
+    for bucket in buckets:
+        day = bucket.hour.replace(hour=0)
+        for of, deployment, generation, key_id in (
+            ("all", "", 0, ""),
+            ("deployment", bucket.deployment, 0, ""),
+            ("generation", bucket.deployment, bucket.generation, ""),
+            ("key", "", 0, bucket.key_id),
+        ):
+            row = days.setdefault(
+                (day, of, deployment, generation, key_id),
+                UsageDay(
+                    day=day, of=of, deployment=deployment, generation=generation, key_id=key_id
+                ),
+            )
+            for name in SUMS:
+                setattr(row, name, getattr(row, name) + getattr(bucket, name))
+    return list(days.values())
+
+
 def usage(keys: list[ClientKey], now: datetime, *, days: int = 14) -> None:
     """Hourly sums of two weeks, and the single requests of the last hour."""
     chance = random.Random(11)
@@ -760,6 +789,7 @@ def usage(keys: list[ClientKey], now: datetime, *, days: int = 14) -> None:
                         )
                     )
     UsageBucket.objects.bulk_create(buckets)
+    UsageDay.objects.bulk_create(days_of(buckets))
     events = []
     for i in range(260):
         small = i % 3 == 0
