@@ -25,6 +25,8 @@ from mmadmin.gate.settings import GateSettings
 from mmadmin.gate.worker import Worker
 
 RESTART_PAUSE_S = 0.5
+COMMAND = (sys.executable, "-m", "mmadmin.gateway")
+"""How the parent starts a worker; it is this module."""
 GC_THRESHOLDS = (20_000, 20, 50)
 """A request leaves few cycles behind; the usual thresholds cost pauses for nothing."""
 log = logging.getLogger("mmadmin.gateway")
@@ -99,6 +101,7 @@ class Parent:
                     self._start(index)
         for sock in self._sockets:
             sock.close()
+        self._pass_on(signal.SIGTERM, None)  # one that was just being started was not told yet
         codes = [worker.wait() for worker in self._workers.values()]
         told = (-signal.SIGTERM, -signal.SIGINT)  # it was told before it had begun to serve
         return max(0 if code in told else abs(code) for code in codes)
@@ -106,7 +109,7 @@ class Parent:
     def _start(self, index: int) -> None:
         descriptors = [sock.fileno() for sock in self._sockets] + [self._alive]
         self._workers[index] = subprocess.Popen(
-            [sys.executable, "-m", "mmadmin.gateway", "worker", str(index), *map(str, descriptors)],
+            [*COMMAND, "worker", str(index), *map(str, descriptors)],
             pass_fds=descriptors,
         )
 
@@ -120,7 +123,7 @@ class Parent:
 def main(arguments: list[str]) -> int:
     """Run the gate as the environment says; `worker …` is how the parent starts its workers."""
     logging.basicConfig(
-        level=os.environ.get("MM_LOG_LEVEL", "INFO"),
+        level=os.environ.get("MM_LOG_LEVEL") or "INFO",
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
         stream=sys.stderr,
     )

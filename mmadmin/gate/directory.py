@@ -36,6 +36,8 @@ from mmadmin.core.snapshot import (
 from mmadmin.gate.spool import Courier, Spool
 
 TIMER_S = 1.0
+CONNECT_S, ANSWER_S = 1.0, 2.0
+"""A broker that is silent for longer is away."""
 EMPTY = Snapshot(version=0, routes={}, keys={})
 PUBLISHED = "snapshot.json"
 """Written by the panel's side, where it shares the host."""
@@ -66,8 +68,8 @@ def connect(url: str) -> Redis:
     """A client that fails fast: the gate never waits long for the broker."""
     return Redis.from_url(
         url,
-        socket_timeout=2.0,
-        socket_connect_timeout=1.0,
+        socket_timeout=ANSWER_S,
+        socket_connect_timeout=CONNECT_S,
         retry=Retry(NoBackoff(), 0),
     )
 

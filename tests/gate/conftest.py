@@ -6,11 +6,20 @@ import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import pytest
 import pytest_asyncio
 
-from tests.gate.house import House
+from mmadmin.gate import limits, upstream
+from tests.gate.house import PATIENCE_S, House
 from tests.gate.processes import Broker
 from tests.gate.stub import StubEngine
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broker and engine are not given up because the machine is busy."""
+    monkeypatch.setattr(limits, "ASK_TIMEOUT_S", PATIENCE_S)
+    monkeypatch.setattr(upstream, "CONNECT_TIMEOUT_S", PATIENCE_S)
 
 
 @pytest_asyncio.fixture

@@ -23,6 +23,8 @@ from tests.gate.stub import StubEngine
 PEPPER = b"test-only-pepper"
 MASTER = b"test-only-engine-master"
 MODEL = "small-model"
+PATIENCE_S = 60.0
+"""How long a busy machine may take for what comes by itself; nothing passes by waiting longer."""
 
 
 def record_of(key: NewKey) -> KeyRecord:
@@ -84,6 +86,8 @@ class House:
         )
         self.gate: Gate
         self.port = 0
+        self.stop_within_s = 1.0
+        """How long requests may go on when the block ends."""
 
     @property
     def books(self) -> list[Usage]:
@@ -124,19 +128,19 @@ class House:
         listening.bind(("127.0.0.1", 0))
         listening.listen(1024)
         self.port = listening.getsockname()[1]
-        front = server(self.gate, graceful_s=3, keep_alive_s=5)
+        front = server(self.gate, graceful_s=3, keep_alive_s=125)
         serving = asyncio.create_task(front.serve(sockets=[listening]))
         while not front.started:  # noqa: ASYNC110 (the server has no event for it)
             await asyncio.sleep(0.005)
         try:
             yield self
         finally:
-            await wind_down(self.gate, front, serving, within_s=1)
+            await wind_down(self.gate, front, serving, within_s=self.stop_within_s)
             await pulse.stop()
             for upstream in self.gate.upstreams.values():
                 upstream.close_idle(all_of_them=True)
 
-    async def until(self, condition: Callable[[], object], within_s: float = 5.0) -> None:
+    async def until(self, condition: Callable[[], object], within_s: float = PATIENCE_S) -> None:
         """Wait for something that happens by itself."""
         async with asyncio.timeout(within_s):
             while not condition():  # noqa: ASYNC110 (any condition)

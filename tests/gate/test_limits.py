@@ -15,7 +15,7 @@ from mmadmin.core.snapshot import KeyRecord
 from mmadmin.gate.budget import Windows
 from mmadmin.gate.limits import RESERVED_S, Limiter
 from mmadmin.gate.refusal import Refusal
-from tests.gate.house import MODEL, House
+from tests.gate.house import MODEL, PATIENCE_S, House
 from tests.gate.processes import Broker, running_town
 from tests.gate.raw import ask
 from tests.gate.stub import ANSWER, Call
@@ -61,7 +61,7 @@ async def limiter(request, broker, clock) -> AsyncIterator[Limiter]:
 async def settle(limiter: Limiter, reservation, used: int) -> None:
     """Settle and wait until it is counted."""
     limiter.settle(reservation, used)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         while limiter._unsettled:  # noqa: ASYNC110 (no event for it)
             await asyncio.sleep(0.001)
 
@@ -179,7 +179,7 @@ async def test_without_the_broker_each_counts_for_itself_and_reports_later(
         limiter.settle(reservation, 70)
         assert await refused(limiter, key) == "tokens_per_day"
         await broker.start()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while await client.get("mm:limit:{k}:d:20260921") != b"100":  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
         await limiter.stop()
@@ -209,11 +209,8 @@ async def test_eight_at_a_barrier_against_room_for_one(
 
     engine.script = script
     async with running_town(tmp_path, engine, MM_GATE_WORKERS="3") as town:
-        while len(await town.presences()) < 3:  # noqa: ASYNC110 (another process)
-            await asyncio.sleep(0.05)
         await town.publish(keys=[replace(town.record, **limits)])
-        while any(p["version"] != town.version for p in await town.presences()):  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
+        await town.until_told()
         body = {"model": MODEL, "messages": [], "max_tokens": 9}
         requests = [
             asyncio.create_task(ask(town.gate.port, CHAT, body, key=town.key.text))

@@ -12,8 +12,9 @@ from dataclasses import replace
 import pytest
 
 from mmadmin.core.access import engine_secret, new_key
+from mmadmin.gate import upstream
 from mmadmin.gate.surface import POSTS
-from tests.gate.house import MASTER, MODEL, PEPPER, House
+from tests.gate.house import MASTER, MODEL, PATIENCE_S, PEPPER, House
 from tests.gate.raw import RawClient, ask
 from tests.gate.stub import ANSWER
 
@@ -260,7 +261,7 @@ async def test_many_large_bodies_are_bounded(house: House) -> None:
     """Uploads together cannot fill the memory; what they held is given back."""
     house.gate.settings = replace(house.settings, body_limit_bytes=1000)
     async with AsyncExitStack() as stack:
-        for _ in range(17):
+        for number in range(1, 18):
             client = await stack.enter_async_context(RawClient(house.port))
             await client.send(
                 CHAT,
@@ -268,7 +269,9 @@ async def test_many_large_bodies_are_bounded(house: House) -> None:
                 key=house.key.text,
                 headers={"Content-Length": "1000"},
             )
-        answer = await asyncio.wait_for(client.answer(), 5)
+            if number <= 16:  # it is there before the next one comes
+                await house.until(lambda all_=number * 999: house.gate.body_bytes == all_)
+        answer = await asyncio.wait_for(client.answer(), PATIENCE_S)
         assert (answer.status, answer.json["error"]["code"]) == (503, "overloaded")
     await house.until(lambda: house.gate.flights == {})
     assert house.gate.body_bytes == 0
@@ -471,8 +474,11 @@ async def test_an_answer_cut_short_is_502(house: House) -> None:
     assert house.books[0].exact is False
 
 
-async def test_requests_of_one_client_connection_follow_each_other(house: House) -> None:
+async def test_requests_of_one_client_connection_follow_each_other(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Keep-alive towards the client, and one connection towards the engine."""
+    monkeypatch.setattr(upstream, "IDLE_LIMIT_S", PATIENCE_S)
     async with RawClient(house.port) as client:
         for _ in range(20):
             await client.send(CHAT, chat(), key=house.key.text)

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from mmadmin.core.access import new_key
 from mmadmin.core.snapshot import ReplicaRoute
 from mmadmin.gate.turnstile import Full, Ticket, Turnstile
-from tests.gate.house import MODEL, PEPPER, House
+from tests.gate.house import MODEL, PATIENCE_S, PEPPER, House
 from tests.gate.raw import RawClient, ask
-from tests.gate.stub import ANSWER, Call, chat_answer
+from tests.gate.stub import ANSWER, Call, StubEngine, chat_answer
 
 CHAT = "/v1/chat/completions"
 BODY = {"model": MODEL, "messages": []}
@@ -100,32 +100,42 @@ def test_the_counts_hold_whatever_happens(steps, capacity: int) -> None:
         assert not (stile.open and stile.waiting and stile.running < capacity)
 
 
-def slow_script(engine, seconds: float):
-    """Answers after a while; counts how many run at once."""
-    state = {"now": 0, "most": 0}
+class Held:
+    """An engine whose answers wait until the test lets them go; counts how many run at once."""
 
-    async def script(call: Call) -> None:
-        state["now"] += 1
-        state["most"] = max(state["most"], state["now"])
-        await asyncio.sleep(seconds)
-        state["now"] -= 1
+    def __init__(self, engine: StubEngine) -> None:
+        self.now = self.most = 0
+        self._allowed = asyncio.Semaphore(0)
+        engine.script = self._answer
+
+    def let_go(self, number: int) -> None:
+        """So many may be answered, now or later."""
+        for _ in range(number):
+            self._allowed.release()
+
+    async def _answer(self, call: Call) -> None:
+        self.now += 1
+        self.most = max(self.most, self.now)
+        await self._allowed.acquire()
+        self.now -= 1
         await call.answer(ANSWER)
-
-    engine.script = script
-    return state
 
 
 async def test_the_engine_gets_as_many_as_it_has_slots(house: House) -> None:
     """Four slots, twelve requests: four at once, the others wait and say so."""
-    state = slow_script(house.engine, 0.1)
-    answers = await asyncio.gather(
-        *(ask(house.port, CHAT, BODY, key=house.key.text) for _ in range(12))
-    )
+    held = Held(house.engine)
+    asked = [
+        asyncio.create_task(ask(house.port, CHAT, BODY, key=house.key.text)) for _ in range(12)
+    ]
+    await house.until(lambda: (held.now, house.gate.turnstiles["small"].waiting) == (4, 8))
+    await asyncio.sleep(0.2)
+    held.let_go(12)
+    answers = await asyncio.gather(*asked)
     assert {answer.status for answer in answers} == {200}
-    assert state["most"] == 4
+    assert held.most == 4
     positions = sorted(int(a.headers.get("x-mm-queue-position", 0)) for a in answers)
     assert positions == [0] * 4 + list(range(1, 9))
-    assert max(usage.queue_ms for usage in house.books) >= 150
+    assert sum(usage.queue_ms >= 150 for usage in house.books) == 8
 
 
 async def test_cheap_endpoints_do_not_wait(house: House) -> None:
@@ -190,7 +200,7 @@ async def test_leaving_the_line_frees_the_place(house: House) -> None:
     async with RawClient(house.port) as client:
         await client.send(CHAT, BODY, key=house.key.text)
         await house.until(lambda: house.gate.turnstiles["small"].waiting == 1)
-    await house.until(lambda: house.gate.turnstiles["small"].waiting == 0, within_s=1)
+    await house.until(lambda: house.gate.turnstiles["small"].waiting == 0)
     release.set()
     await asyncio.gather(*busy)
     assert len(house.engine.calls) == 4
@@ -201,7 +211,7 @@ async def test_leaving_the_line_frees_the_place(house: House) -> None:
 async def test_waiting_too_long_is_told(tmp_path, engine) -> None:
     """Plainly with 503; a stream that has heard comments, inside the stream."""
     house = House(tmp_path, engine)
-    house.settings = replace(house.settings, queue_timeout_s=1, silence_s=0.3)
+    house.settings = replace(house.settings, queue_timeout_s=4, silence_s=0.05)
     release = asyncio.Event()
 
     async def script(call: Call) -> None:
@@ -312,7 +322,7 @@ async def test_a_hold_that_ends_in_nothing_is_told(house: House) -> None:
     held = asyncio.create_task(ask(house.port, CHAT, BODY, key=house.key.text))
     await house.until(lambda: house.gate.turnstiles["small"].waiting == 1)
     house.publish(routes=(replace(house.route, mode="closed"),))
-    answer = await asyncio.wait_for(held, 1)
+    answer = await asyncio.wait_for(held, PATIENCE_S)
     assert (answer.status, answer.json["error"]["code"]) == (503, "model_unavailable")
 
 
@@ -322,18 +332,22 @@ async def test_keys_are_served_in_turn_over_the_wire(house: House) -> None:
     house.publish(
         keys=(house.record, replace(house.record, key_id=other.key_id, digest=other.digest))
     )
-    slow_script(house.engine, 0.1)
-    order: list[str] = []
+    held = Held(house.engine)
 
-    async def one(name: str, key: str) -> None:
-        await ask(house.port, CHAT, BODY, key=key)
-        order.append(name)
+    def one(name: str, key: str) -> asyncio.Task:
+        body = {**BODY, "user": name}
+        return asyncio.create_task(ask(house.port, CHAT, body, key=key))
 
-    crowd = [asyncio.create_task(one("crowd", house.key.text)) for _ in range(20)]
-    await house.until(lambda: house.gate.turnstiles["small"].waiting == 16)
-    await one("single", other.text)
-    await asyncio.gather(*crowd)
-    assert order.index("single") <= 9
+    asked = [one("crowd", house.key.text) for _ in range(20)]
+    await house.until(lambda: (held.now, house.gate.turnstiles["small"].waiting) == (4, 16))
+    asked.append(one("single", other.text))
+    await house.until(lambda: house.gate.turnstiles["small"].waiting == 17)
+    held.let_go(4)
+    await house.until(lambda: len(house.engine.calls) == 8)
+    order = [call.json["user"] for call in house.engine.calls]
+    assert order.count("single") == 1, "among the next four"
+    held.let_go(17)
+    await asyncio.gather(*asked)
 
 
 async def test_the_replica_with_room_is_chosen_and_a_dead_one_is_passed_over(
@@ -347,12 +361,14 @@ async def test_the_replica_with_room_is_chosen_and_a_dead_one_is_passed_over(
         ReplicaRoute(uid="b", url=second.url, slots=2),
     )
     house.publish(routes=(replace(house.route, replicas=replicas),))
-    slow_script(engine, 0.1)
+    held = Held(engine)
     second.script = engine.script
-    await asyncio.gather(*(ask(house.port, CHAT, BODY, key=house.key.text) for _ in range(4)))
+    asked = [asyncio.create_task(ask(house.port, CHAT, BODY, key=house.key.text)) for _ in range(4)]
+    await house.until(lambda: held.now == 4)
     assert (len(engine.calls), len(second.calls)) == (2, 2)
+    held.let_go(4)
+    await asyncio.gather(*asked)
     await second.stop()
     engine.script = chat_answer
-    await asyncio.sleep(0.1)
     answers = [await ask(house.port, CHAT, BODY, key=house.key.text) for _ in range(8)]
     assert {answer.status for answer in answers} == {200}
