@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from celery import shared_task
-from celery.signals import worker_process_init, worker_ready
+from celery.signals import worker_init, worker_process_init, worker_ready
 from django.conf import settings
 from django.db import close_old_connections
 from django.utils.module_loading import import_string
@@ -27,6 +27,8 @@ from deployments.jobs import (
 from deployments.jobs.recorder import Parent, recording
 from deployments.models import Activation, Browse, Build, Care
 from deployments.queue import send
+from mmadmin.core import catalog
+from mmadmin.host.facts import compiler
 
 
 def machine() -> Any:
@@ -113,6 +115,15 @@ def tidy_store() -> None:
 def prune_rows() -> None:
     """Let go rows that were of use for days only."""
     prune.prune()
+
+
+@worker_init.connect
+def _before_the_fork(**_: Any) -> None:
+    """What the first job of every pool process would import and ask for, once for all of them."""
+    machine()
+    catalog.engines()
+    catalog.recipes()
+    compiler()
 
 
 @worker_process_init.connect

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 QUIET_S = 6
 """A broker that has been up for this long has heard from every gate that lives."""
-POLL_S = 0.05
+POLL_S = 0.02
 
 Sleep = Callable[[float], None]
 

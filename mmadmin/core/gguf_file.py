@@ -175,6 +175,12 @@ class _Reader:
         self.offset += count
         return data
 
+    def piece(self) -> bytes:
+        """What comes next, at most `CHUNK` bytes; fewer at the end."""
+        data = self.stream.read(min(CHUNK, self.left))
+        self.offset += len(data)
+        return data
+
     def rewind(self, count: int) -> None:
         """Go back by so many bytes."""
         self.stream.seek(-count, os.SEEK_CUR)
@@ -301,10 +307,8 @@ def _array(reader: _Reader, key: str) -> GgufArray:
     if kind == STRING:
         if count > reader.left // 8:
             reader.refuse(f"{key} claims {count} strings")
-        for _ in range(count):
-            length = reader.take(8, key)
-            digest.update(length)
-            digest.update(reader.take(int.from_bytes(length, "little"), key))
+        for piece in _strings(reader, count, key):
+            digest.update(piece)
         return GgufArray("string", count, digest.hexdigest())
     if kind not in SCALARS:
         reader.refuse(f"{key} is an array of the type {kind}, which arrays do not have")
@@ -322,6 +326,27 @@ def _array(reader: _Reader, key: str) -> GgufArray:
         left -= len(piece)
     values = tuple(item[0] for item in struct.iter_unpack(form, kept))
     return GgufArray(name, count, digest.hexdigest(), values)
+
+
+def _strings(reader: _Reader, count: int, key: str) -> Iterator[bytes]:
+    """So many strings as they lie in the file, in pieces: a vocabulary has half a million."""
+    length_at = struct.Struct("<Q").unpack_from
+    while count:
+        piece = reader.piece()
+        end = last = len(piece)
+        at = 0
+        while count and at + 8 <= end:
+            last = at + 8 + length_at(piece, at)[0]
+            if last > end:
+                break
+            at = last
+            count -= 1
+        reader.rewind(end - at)
+        yield piece[:at]
+        if at == 0:  # one that is longer than a piece, or than the file
+            yield reader.take(8, key)
+            yield reader.take(last - 8, key)
+            count -= 1
 
 
 def _alignment(reader: _Reader, metadata: Mapping[str, Value]) -> int:

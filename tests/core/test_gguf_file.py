@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from mmadmin.core import gguf_report
 from mmadmin.core.errors import InvalidModel, StepFailed
-from mmadmin.core.gguf_file import GgufArray, read_header, read_stream, tensor_digests
+from mmadmin.core.gguf_file import CHUNK, GgufArray, read_header, read_stream, tensor_digests
 from mmadmin.core.recipe import ChildLimits
 from tests.support.models import LFS_POINTER, TOKENS, make_model
 from tests.support.tools import attempt
@@ -154,6 +154,20 @@ def test_the_smallest_honest_files_pass() -> None:
     """The parts that the hostile ones are made of are right by themselves."""
     for data in (gguf(), gguf(version=2), gguf(tensors=1, body=ARCH + TENSOR + bytes(256))):
         assert read_stream(io.BytesIO(data), len(data), "x").string("general.architecture")
+
+
+def test_a_large_vocabulary_is_digested_as_it_lies_in_the_file() -> None:
+    """Read in pieces: strings across their seams, and one that is longer than a piece."""
+    words = [f"word {n} " * (n % 9) for n in range(60_000)] + ["y" * (2 * CHUNK), "", "z"]
+    encoded = b"".join(text(word) for word in words)
+    head = text("k") + struct.pack("<IIQ", 9, 8, len(words))
+    data = gguf(kvs=2, body=head + encoded + ARCH)
+    header = read_stream(io.BytesIO(data), len(data), "x")
+    assert len(encoded) > 4 * CHUNK
+    assert header.metadata["k"] == GgufArray(
+        "string", len(words), hashlib.sha256(encoded).hexdigest()
+    )
+    assert header.string("general.architecture") == "llama"
 
 
 def test_pointer_and_web_page_are_called_by_name(tmp_path: Path) -> None:

@@ -83,7 +83,8 @@ class Handler(BaseHTTPRequestHandler):
             return self.answer(200, {"choices": [{"message": self.message(body)}]})
         if body.get("stream"):
             return self.stream()
-        text = "" if plan.get("empty") else " east."
+        empty = plan.get("empty") or (plan.get("half") and body.get("max_tokens") == 1)
+        text = "" if empty else " east."
         timings = {"predicted_per_second": plan.get("speed", 100.5), "prompt_per_second": 1000}
         data = {"choices": [{"text": text}], "timings": timings}
         return self.answer(plan.get("status", 200), data)
@@ -151,8 +152,9 @@ def main() -> None:
         sys.exit(1)
     Handler.plan = plan
     Handler.secret = os.environ["LLAMA_API_KEY"]
+    server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
     say("listening")
-    ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()
+    server.serve_forever()
 
 
 if __name__ == "__main__":

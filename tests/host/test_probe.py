@@ -193,3 +193,8 @@ def test_liveness_tells_the_living_from_the_healthy(engine, monkeypatch):
     with pytest.raises(Unreachable, match="does not answer"):
         liveness(replace(made, port=1), SECRET)
     assert sys.executable in made.argv
+
+
+def test_a_first_token_may_be_half_a_character(engine):
+    """One token is asked for; where it is no text yet, a few more."""
+    liveness(engine(half=True), SECRET)
