@@ -20,7 +20,8 @@ PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 CODE = re.compile(r"```\w*\n(.*?)```|`([^`\n]+)`", re.DOTALL)
 VARIABLE = re.compile(
-    r"\b(?:MM_[A-Z_]*[A-Z]|DATABASE_URL|REDIS_URL|PUBLIC_ORIGIN|HF_ENDPOINT|HF_TOKEN)\b"
+    r"\b(?:MM_[A-Z_]*[A-Z]|AWS_[A-Z0-9_]*[A-Z0-9]|DATABASE_URL|REDIS_URL|PUBLIC_ORIGIN"
+    r"|HF_ENDPOINT|HF_TOKEN)\b"
 )
 OURS = ("mmadmin", "deployments", "scripts", "Makefile", ".ci/run", "docker-compose.yml")
 OF_SUPERVISORD = {"MM_"}

@@ -16,12 +16,11 @@ from mmadmin.cli.store_names import open_store, resolve_name
 from mmadmin.core.errors import InvalidInput, NotFound
 from mmadmin.core.home import Home
 from mmadmin.core.store.claims import SigningKey
-from mmadmin.core.store.depot import Folder
 from mmadmin.core.store.push import push as push_to
 from mmadmin.core.store.substitute import Substituter
 
 DepotAddress = Annotated[
-    str, typer.Argument(help="A folder, or an http(s) address.", metavar="DEPOT")
+    str, typer.Argument(help="A folder, or s3://BUCKET/PREFIX.", metavar="DEPOT")
 ]
 
 
@@ -71,19 +70,17 @@ def push(
     *,
     as_json: JsonFlag = False,
 ) -> None:
-    """Put objects, with all they need, into a folder that other stores can pull from.
+    """Put objects, with all they need, into a folder or a bucket that other stores can pull from.
 
     Signed with this store's key, if it has one (mm store key). Goes on where it was interrupted.
 
     Example: mm store push /mnt/share/depot smollm2-135m
     """
-    from mmadmin.host.substitute import depot_at
+    from mmadmin.host.substitute import writable_depot_at
 
     home = Home.from_env()
     store = open_store()
-    target = depot_at(depot)
-    if not isinstance(target, Folder):
-        raise InvalidInput("only a folder can be pushed to", remedy="serve the folder over HTTP")
+    target = writable_depot_at(depot)
     signer = signing_key(home)
     wanted = [resolve_name(store, name) for name in names]
     with progress_bar("pushing", quiet=as_json) as hook:

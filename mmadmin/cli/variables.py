@@ -125,6 +125,22 @@ SECTIONS: dict[str, tuple[Variable, ...]] = {
         Variable("HF_ENDPOINT", "another model hub", "huggingface.co", remembered=False),
         Variable("HF_TOKEN", "token for gated repositories", "", remembered=False),
     ),
+    "Depots in buckets": (
+        Variable("AWS_ACCESS_KEY_ID", "who asks", "the machine's role", remembered=False),
+        Variable("AWS_SECRET_ACCESS_KEY", "the secret of that", "", remembered=False),
+        Variable("AWS_SESSION_TOKEN", "of credentials for a time", "", remembered=False),
+        Variable("AWS_SKIP_SIGNATURE", "true = public buckets", "false", remembered=False),
+        Variable("AWS_REGION", "where the bucket is", "us-east-1", remembered=False),
+        Variable("AWS_ENDPOINT_URL_S3", "an S3 service of one's own", "Amazon's", remembered=False),
+        Variable("AWS_ENDPOINT_URL", "the same, for all services", "", remembered=False),
+        Variable("AWS_ENDPOINT", "the same", "", remembered=False),
+        Variable(
+            "AWS_CA_BUNDLE",
+            "file with certificates to trust besides the system's",
+            "",
+            remembered=False,
+        ),
+    ),
     "Secrets": (
         Variable(
             "MM_DJANGO_SECRET_KEY", "signs sessions", "file in `MM_HOME/secrets`", remembered=False

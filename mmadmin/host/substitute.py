@@ -1,7 +1,7 @@
-"""Depots on the network: pulling over HTTP, and serving this host's store read-only.
+"""Depots on the network: finding them, pulling over HTTP, serving this host's store read-only.
 
-A depot's layout is static (`mmadmin.core.store.substitute`): what `mm store push` puts into a
-folder can be served by any web server. Transfers go on where they stopped (Range).
+A depot's layout is static (`mmadmin.core.store.depot`): what `mm store push` puts into a folder can
+be served by any web server. Transfers go on where they stopped (Range).
 """
 
 from __future__ import annotations
@@ -31,7 +31,15 @@ from mmadmin.core.errors import (
 from mmadmin.core.home import Home
 from mmadmin.core.store import HashingWriter, Store
 from mmadmin.core.store.claims import SigningKey, Trust
-from mmadmin.core.store.depot import Depot, Folder, Say, quiet
+from mmadmin.core.store.depot import (
+    SMALL_BYTES,
+    Depot,
+    Folder,
+    Say,
+    WritableDepot,
+    other_size,
+    quiet,
+)
 from mmadmin.core.store.ingest import Progress, silent
 from mmadmin.core.store.push import claim_of
 from mmadmin.core.store.substitute import Substituter, trust_from_json
@@ -43,8 +51,6 @@ TIMEOUT = httpx.Timeout(10, read=30)
 ATTEMPTS = 5
 PAUSE_S = 0.5
 LONGEST_WAIT_S = 60
-SMALL_BYTES = 16 << 20
-"""No claim or record is larger."""
 
 
 class Interrupted(SourceUnavailable):
@@ -105,6 +111,9 @@ class HttpDepot:
             resume = answer.status_code == HTTPStatus.PARTIAL_CONTENT
             if resume and not answer.headers.get("Content-Range", "").startswith(f"bytes {have}-"):
                 raise SourceUnavailable(f"{self.url} answered with another range than asked for")
+            length = answer.headers.get("Content-Length", "")
+            if length.isdigit() and int(length) != size - have * resume:
+                raise other_size(self.url, path, size)
             with HashingWriter(part, resume=resume) as file:
                 for piece in answer.iter_raw():
                     file.write(piece)
@@ -153,13 +162,30 @@ class HttpDepot:
 
 
 def depot_at(address: str, *, token: str = "") -> Depot:
-    """The depot at an address: `https://…`, `http://…`, or a folder."""
+    """The depot at an address: `https://…`, `http://…`, `s3://…`, or a folder."""
     scheme = urlsplit(address).scheme
     if scheme in {"http", "https"}:
         return HttpDepot(address, token=token)
+    return writable_depot_at(address)
+
+
+def writable_depot_at(address: str) -> WritableDepot:
+    """The depot at an address that can be pushed to: `s3://…` or a folder."""
+    scheme = urlsplit(address).scheme
+    if scheme == "s3":
+        from mmadmin.host.s3_depot import S3Depot, bucket_at  # noqa: PLC0415 (its library is large)
+
+        return S3Depot(bucket_at(address))
     if scheme in {"", "file"}:
         return Folder(Path(unquote(urlsplit(address).path) if scheme else address))
-    raise InvalidInput(f"{address!r} is no depot", remedy="give a folder or an http(s) address")
+    if scheme in {"http", "https"}:
+        raise InvalidInput(
+            "nothing can be pushed over http",
+            remedy="push to the folder that is served there, or to an s3:// address",
+        )
+    raise InvalidInput(
+        f"{scheme}:// is no depot", remedy="give a folder, an http(s) or an s3 address"
+    )
 
 
 @contextmanager

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import httpx
@@ -30,23 +26,11 @@ from mmadmin.core.store.substitute import Substituter
 from mmadmin.host.substitute import HttpDepot, depot_at, open_substituter, serve
 from tests.core.store.test_substitute import goal
 from tests.core.workshop import Shop, Watch, add, damage, tools_for
+from tests.support.depots import Refusing, running, static
 
 ALICE = SigningKey.generate("alice")
 TRUST = Trust.of([ALICE.public_text()])
 CONTENT = bytes(range(256)) * 20_000  # 5 MB
-
-
-@contextmanager
-def running(server: ThreadingHTTPServer) -> Iterator[str]:
-    """The server's address while it runs."""
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 @pytest.fixture
@@ -96,59 +80,6 @@ def test_a_pushed_folder_behind_a_plain_web_server_is_a_depot(
             assert Substituter(other, [depot], TRUST).pull(found.name, lease)
         depot.close()
     assert damage(other) == []
-
-
-def static(
-    root: Path,
-    *,
-    ranges: bool,
-    cut: Callable[[int], int | None] = lambda _: None,
-    status: int = 0,
-    headers: dict[str, str] | None = None,
-) -> ThreadingHTTPServer:
-    """A web server of a folder. `cut(n)` is how many bytes the n-th answer really sends."""
-
-    class Handler(BaseHTTPRequestHandler):
-        asked: list[str] = []  # noqa: RUF012 (one a server)
-        protocol_version = "HTTP/1.1"
-
-        def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-            """Quiet."""
-
-        def do_GET(self) -> None:
-            """Answer, perhaps badly."""
-            self.asked.append(self.headers.get("Range", ""))
-            if status:
-                self.send_response(status)
-                for name, value in (headers or {}).items():
-                    self.send_header(name, value)
-                self.send_header("Content-Length", "0")
-                self.end_headers()
-                return
-            path = root / self.path.lstrip("/")
-            if not path.is_file():
-                self.send_response(404)
-                self.send_header("Content-Length", "0")
-                self.end_headers()
-                return
-            data = path.read_bytes()
-            first = 0
-            if ranges and "Range" in self.headers:
-                first = int(self.headers["Range"].removeprefix("bytes=").rstrip("-"))
-                self.send_response(206)
-                self.send_header("Content-Range", f"bytes {first}-{len(data) - 1}/{len(data)}")
-            else:
-                self.send_response(200)
-            self.send_header("Content-Length", str(len(data) - first))
-            self.end_headers()
-            count = cut(len(self.asked))
-            self.wfile.write(data[first:] if count is None else data[first : first + count])
-            if count is not None:
-                self.close_connection = True
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.asked = Handler.asked  # type: ignore[attr-defined]
-    return server
 
 
 @pytest.fixture
@@ -217,7 +148,7 @@ def test_refusals_are_told_apart(
     tmp_path: Path, status: int, headers: dict[str, str], error: type[Exception]
 ) -> None:
     """Each status has its own meaning; only a 404 is a miss."""
-    with running(static(tmp_path, ranges=True, status=status, headers=headers)) as url:
+    with running(static(tmp_path, ranges=True, refusing=Refusing(status, headers))) as url:
         depot = quick(url)
         with pytest.raises(error):
             depot.read("x")

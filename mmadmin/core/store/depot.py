@@ -4,7 +4,8 @@
     objects/<hash>-<name>.json          what an object holds (the store's own record)
     blobs/sha256/ab/<hex>               bytes
 
-A folder, or the same folder behind any static web server, is one. What is missing is a miss.
+A folder, or the same files behind any static web server or in a bucket, is one. What is missing is
+a miss.
 """
 
 from __future__ import annotations
@@ -14,12 +15,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from mmadmin.core.errors import SourceUnavailable
+from mmadmin.core.errors import DigestMismatch, SourceUnavailable, StoreCorrupt
 from mmadmin.core.store.files import fsync_path
 from mmadmin.core.store.ingest import Progress, copy_hashing, silent
 from mmadmin.core.store.tree import Entry
 
 Say = Callable[[str], None]
+
+SMALL_BYTES = 16 << 20
+"""No claim or record is larger."""
 
 
 def quiet(line: str) -> None:
@@ -72,9 +76,28 @@ class WritableDepot(Depot, Protocol):
         """Put a small file there, at once: old or new, never a part."""
         ...
 
-    def put(self, path: str, source: Path, progress: Progress) -> None:
-        """Put a large file there; it appears when it is whole."""
+    def put(self, path: str, source: Path, sha256: str, progress: Progress) -> None:
+        """Put a large file there; it appears when it is whole.
+
+        Raises `StoreCorrupt`, and nothing appears, when its bytes have another digest.
+        """
         ...
+
+
+def damaged(source: Path) -> StoreCorrupt:
+    """The error of a file that was to be sent and is not what its name says."""
+    return StoreCorrupt(
+        f"{source} is damaged, and was not sent",
+        remedy="mend it with `mm store repair`, then push again",
+    )
+
+
+def other_size(label: str, path: str, size: int) -> DigestMismatch:
+    """The error of a depot that has a file of another size where `size` bytes are wanted."""
+    return DigestMismatch(
+        f"{label} has another file at {path}: it should have {size} bytes",
+        expected=path.rpartition("/")[2],
+    )
 
 
 class Folder:
@@ -122,13 +145,14 @@ class Folder:
         fsync_path(temporary)
         temporary.rename(target)
 
-    def put(self, path: str, source: Path, progress: Progress) -> None:
+    def put(self, path: str, source: Path, sha256: str, progress: Progress) -> None:
         """Put a large file there by copy and rename."""
         target = self.root / path
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary = target.with_name(f".{uuid.uuid4().hex}.new")
         try:
-            copy_hashing(source, temporary, progress=progress)
+            if copy_hashing(source, temporary, progress=progress)[0] != sha256:
+                raise damaged(source)
             temporary.rename(target)
         finally:
             temporary.unlink(missing_ok=True)

@@ -18,6 +18,7 @@ from mmadmin.core.store.depot import (
 )
 from mmadmin.core.store.ingest import Progress, silent
 from mmadmin.core.store.records import Realisation, StoreObject
+from mmadmin.core.store.several import ALONE_BYTES, Meter, several_at_once
 from mmadmin.core.store.store import Store
 from mmadmin.core.store.tree import Entry
 
@@ -48,26 +49,60 @@ def push(
     `signer` no claims are made.
     """
     wanted = sorted({name for given in names for name in store.closure(given)})
-    blobs = sent = 0
     with store.lease("push") as lease:
         if gone := store.protect(lease, wanted):
             raise NotFound(f"the store has no object {gone[0]}")
         objects = [_object(store, name) for name in wanted]
-        for found in objects:
-            for entry in _distinct(found):
-                if not depot.has(bytes_path(entry.sha256), entry.size):
-                    say(f"{entry.path} of {found.name}")
-                    blob = store.blob_path(entry.sha256, executable=entry.executable)
-                    source = blob if blob.exists() else found.path / entry.path
-                    depot.put(bytes_path(entry.sha256), source, progress)
-                    blobs += 1
-                    sent += entry.size
+        blobs = _lacking(objects, depot)
+        _send(store, blobs, depot, progress, say)
         for found in objects:
             record = canonical(store.record_of(found))
             if not depot.has(record_path(found.name), len(record)):
                 depot.write(record_path(found.name), record)
         claims = _push_claims(store, wanted, depot, signer) if signer else 0
-    return Pushed(len(objects), claims, blobs, sent)
+    return Pushed(len(objects), claims, len(blobs), sum(blob.entry.size for blob in blobs))
+
+
+@dataclass(frozen=True, slots=True)
+class _Blob:
+    """A file that has to be sent, and an object that has it."""
+
+    entry: Entry
+    owner: StoreObject
+
+
+def _lacking(objects: Iterable[StoreObject], depot: WritableDepot) -> list[_Blob]:
+    """The distinct files that the depot does not have, the largest first."""
+    blobs = {e.sha256: _Blob(e, found) for found in objects for e in _distinct(found)}
+    paths = [bytes_path(sha256) for sha256 in blobs]
+    sizes = [blob.entry.size for blob in blobs.values()]
+    with several_at_once() as at_once:
+        there = list(at_once.map(depot.has, paths, sizes))
+    lacking = [blob for blob, has in zip(blobs.values(), there, strict=True) if not has]
+    return sorted(lacking, key=lambda blob: -blob.entry.size)
+
+
+def _send(
+    store: Store, blobs: Iterable[_Blob], depot: WritableDepot, progress: Progress, say: Say
+) -> None:
+    """Large files one after another, small ones several at once."""
+    blobs = list(blobs)
+    meter = Meter(progress, sum(blob.entry.size for blob in blobs))
+
+    def send(blob: _Blob) -> None:
+        entry = blob.entry
+        say(f"{entry.path} of {blob.owner.name}")
+        file = store.blob_path(entry.sha256, executable=entry.executable)
+        source = file if file.exists() else blob.owner.path / entry.path
+        with meter.one() as of_this:
+            depot.put(bytes_path(entry.sha256), source, entry.sha256, of_this)
+
+    for blob in blobs:
+        if blob.entry.size > ALONE_BYTES:
+            send(blob)
+    with several_at_once() as at_once:
+        for _ in at_once.map(send, [b for b in blobs if b.entry.size <= ALONE_BYTES]):
+            pass
 
 
 def _push_claims(

@@ -7,6 +7,7 @@ it was asked by; that a step produced an object is believed by signature (`claim
 from __future__ import annotations
 
 import json
+import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,9 +20,10 @@ from mmadmin.core.errors import (
 )
 from mmadmin.core.store.claims import Claim, Trust, claim_from_bytes
 from mmadmin.core.store.depot import Depot, Say, bytes_path, claim_path, quiet, record_path
-from mmadmin.core.store.ingest import Progress, silent
+from mmadmin.core.store.ingest import Progress, copy_hashing, silent
 from mmadmin.core.store.locks import Lease
 from mmadmin.core.store.records import Realisation, StoreObject, object_from_record
+from mmadmin.core.store.several import ALONE_BYTES, Meter, several_at_once
 from mmadmin.core.store.staging import Staging
 from mmadmin.core.store.store import Store
 from mmadmin.core.store.tree import Entry
@@ -120,9 +122,8 @@ class Substituter:
         need = sum(e.size for e in blobs if not self._has(e))
         with self.store.staging(lease) as staging:
             staging.reserve(need)
-            for entry in blobs:
-                if not self._get_blob(entry):
-                    return False
+            if not self._get_blobs([entry for entry in blobs if not self._has(entry)], need):
+                return False
             self._fill(staging, found)
             self.store.seal(staging, name[65:], refs=refs, expect=name)
         return True
@@ -130,27 +131,55 @@ class Substituter:
     def _has(self, entry: Entry) -> bool:
         return self.store.has_blob(entry.sha256, executable=entry.executable)
 
-    def _get_blob(self, entry: Entry) -> bool:
+    def _get_blobs(self, blobs: Sequence[Entry], total: int) -> bool:
+        """Have files' bytes in the store: large ones in turn, small ones several at once."""
+        meter = Meter(self.progress, total)
+        large = [entry for entry in blobs if entry.size > ALONE_BYTES]
+        small = [entry for entry in blobs if entry.size <= ALONE_BYTES]
+        if not all(self._get_blob(entry, meter) for entry in large):
+            return False
+        with several_at_once() as at_once:
+            return all(at_once.map(lambda entry: self._get_blob(entry, meter), small))
+
+    def _get_blob(self, entry: Entry, meter: Meter) -> bool:
         """Have a file's bytes in the store: whoever wants them first transfers them."""
         with self.store.lock(f"blob-{entry.sha256}", owner=f"transfer of {entry.path}"):
             if self._has(entry):
                 return True
             part = self.store.layout.downloads / f"{entry.sha256}.part"
-            for depot in self._asked():
+            if self._has_other_form(entry, part):
+                return True
+            for depot in list(self._asked()):
                 try:
-                    if self._fetch(depot, entry, part):
+                    if self._fetch(depot, entry, part, meter):
                         self.store.keep_blob(part, entry.sha256, executable=entry.executable)
                         return True
                 except (SourceUnavailable, DigestMismatch) as error:
                     self._note(depot, error)
         return False
 
-    def _fetch(self, depot: Depot, entry: Entry, part: Path) -> bool:
-        sha256 = depot.fetch(bytes_path(entry.sha256), part, entry.size, self.progress)
+    def _has_other_form(self, entry: Entry, part: Path) -> bool:
+        """Take the bytes from the file with the other executable bit, if it is here and right."""
+        other = self.store.blob_path(entry.sha256, executable=not entry.executable)
+        if not other.is_file():
+            return False
+        fresh = part.with_name(f"{part.name}-{uuid.uuid4().hex}")
+        right = copy_hashing(other, fresh)[0] == entry.sha256
+        if right:
+            self.store.keep_blob(fresh, entry.sha256, executable=entry.executable)
+        fresh.unlink(missing_ok=True)
+        return right
+
+    def _fetch(self, depot: Depot, entry: Entry, part: Path, meter: Meter) -> bool:
+        begun = part.exists()
+        with meter.one() as of_this:
+            sha256 = depot.fetch(bytes_path(entry.sha256), part, entry.size, of_this)
         if sha256 is None:
             return False
         if sha256 != entry.sha256:
             part.unlink()
+            if begun:  # the beginning may have been what was wrong
+                return self._fetch(depot, entry, part, meter)
             raise DigestMismatch(
                 f"gave bytes with sha256 {sha256[:12]}… for {entry.sha256[:12]}…",
                 expected=entry.sha256,

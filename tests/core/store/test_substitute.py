@@ -15,38 +15,14 @@ from mmadmin.core.errors import Conflict, InvalidInput, NotFound, StoreCorrupt, 
 from mmadmin.core.planner import plan
 from mmadmin.core.store import Store
 from mmadmin.core.store.claims import Claim, SigningKey, Trust, claim_from_bytes
-from mmadmin.core.store.depot import Folder, bytes_path, claim_path, record_path
-from mmadmin.core.store.ingest import Progress
+from mmadmin.core.store.depot import WritableDepot, bytes_path, claim_path, record_path
 from mmadmin.core.store.push import push
 from mmadmin.core.store.substitute import Substituter, trust_from_json
 from tests.core.workshop import Shop, Watch, add, damage, pin, step, tools_for
+from tests.support.depots import Watched, folder_depot
 
 ALICE, BOB, EVE = (SigningKey.generate(name) for name in ("alice", "bob", "eve"))
 TRUST = Trust.of([ALICE.public_text()])
-
-
-class Counting(Folder):
-    """A folder that keeps what was fetched and sent."""
-
-    def __init__(self, root: Path) -> None:
-        super().__init__(root)
-        self.fetched: list[str] = []
-        self.sent: list[str] = []
-
-    def fetch(self, path: str, part: Path, size: int, progress: Progress) -> str | None:
-        """Count, then fetch."""
-        self.fetched.append(path)
-        return super().fetch(path, part, size, progress)
-
-    def put(self, path: str, source: Path, progress: Progress) -> None:
-        """Count, then put."""
-        self.sent.append(path)
-        super().put(path, source, progress)
-
-    def write(self, path: str, data: bytes) -> None:
-        """Count, then write."""
-        self.sent.append(path)
-        super().write(path, data)
 
 
 @pytest.fixture
@@ -62,9 +38,9 @@ def other(tmp_path: Path) -> Store:
 
 
 @pytest.fixture
-def depot(tmp_path: Path) -> Counting:
-    """A folder to push to."""
-    return Counting(tmp_path / "depot")
+def depot(tmp_path: Path) -> Watched:
+    """A folder to push to; `tests/host/test_depots.py` puts depots of other kinds in its place."""
+    return folder_depot(tmp_path / "depot")
 
 
 def goal() -> Derivation:
@@ -72,7 +48,7 @@ def goal() -> Derivation:
     return step("system", recipe="links", model=step("model", s=pin("source", "weights")))
 
 
-def fill(store: Store, depot: Folder, *signers: SigningKey) -> Shop:
+def fill(store: Store, depot: WritableDepot, *signers: SigningKey) -> Shop:
     """Build the goal and push it, once for each signer."""
     shop = Shop()
     done = realise(goal(), store, tools_for, Watch(), recipe_of=shop.recipe_of)
@@ -81,15 +57,15 @@ def fill(store: Store, depot: Folder, *signers: SigningKey) -> Shop:
     return shop
 
 
-def claims_in(depot: Folder) -> list[Claim]:
+def claims_in(depot: Watched) -> list[Claim]:
     """Every claim of the depot."""
     return [
-        claim_from_bytes(path.read_bytes(), path.stem)
-        for path in sorted((depot.root / "realisations").glob("*.json"))
+        claim_from_bytes(depot.read(path) or b"", Path(path).stem)
+        for path in depot.hands.paths("realisations")
     ]
 
 
-def test_what_was_pushed_is_not_built_again(store: Store, other: Store, depot: Counting) -> None:
+def test_what_was_pushed_is_not_built_again(store: Store, other: Store, depot: Watched) -> None:
     """Another store gets the goal and what it needs; sources are not even fetched."""
     fill(store, depot, ALICE)
     shop, watch = Shop(), Watch()
@@ -113,7 +89,7 @@ def test_what_was_pushed_is_not_built_again(store: Store, other: Store, depot: C
     ]
 
 
-def test_pushing_puts_claims_last_and_sends_nothing_twice(store: Store, depot: Counting) -> None:
+def test_pushing_puts_claims_last_and_sends_nothing_twice(store: Store, depot: Watched) -> None:
     """Blobs, then records, then claims; an interrupted push goes on, a second one sends no bytes."""
     fill(store, depot, ALICE)
     kinds = [path.partition("/")[0] for path in depot.sent]
@@ -121,20 +97,20 @@ def test_pushing_puts_claims_last_and_sends_nothing_twice(store: Store, depot: C
     (system,) = [o.name for o in store.objects() if o.name.endswith("-system")]
     assert push(store, [system], depot, signer=ALICE).blobs == 0
     first = next(path for path in depot.sent if path.startswith("blobs"))
-    (depot.root / first).unlink()
+    depot.hands.remove(first)
     assert push(store, [system], depot, signer=ALICE).blobs == 1
     with pytest.raises(NotFound):
         push(store, [f"{'0' * 64}-gone"], depot)
 
 
 def test_without_a_signer_content_is_pushed_but_no_claims(
-    store: Store, other: Store, depot: Counting
+    store: Store, other: Store, depot: Watched
 ) -> None:
     """Objects can be pulled by name, as their name is their hash; no step is claimed."""
     fill(store, depot)
     (system,) = [o.name for o in store.objects() if o.name.endswith("-system")]
     push(store, [system], depot)
-    assert not (depot.root / "realisations").exists()
+    assert depot.hands.paths("realisations") == []
     substituter = Substituter(other, [depot], TRUST)
     with other.lease("t") as lease:
         assert substituter.pull(system, lease)
@@ -155,7 +131,7 @@ def test_without_a_signer_content_is_pushed_but_no_claims(
     ids=["stranger", "one of two", "revoked", "a stranger does not count", "nobody is trusted"],
 )
 def test_claims_without_enough_trusted_signatures_are_refused(
-    store: Store, other: Store, depot: Counting, signers: list[SigningKey], trust: Trust
+    store: Store, other: Store, depot: Watched, signers: list[SigningKey], trust: Trust
 ) -> None:
     """The step is built here instead, and the reason is said."""
     fill(store, depot, *signers)
@@ -167,7 +143,7 @@ def test_claims_without_enough_trusted_signatures_are_refused(
     assert any("trusted signatures that are needed" in line for line in said)
 
 
-def test_enough_of_several_signatures_will_do(store: Store, other: Store, depot: Counting) -> None:
+def test_enough_of_several_signatures_will_do(store: Store, other: Store, depot: Watched) -> None:
     """Two of three; the same key under two names counts once."""
     fill(store, depot, ALICE, BOB)
     two_of_three = Trust.of([k.public_text() for k in (ALICE, BOB, EVE)], need=2)
@@ -181,7 +157,7 @@ def test_enough_of_several_signatures_will_do(store: Store, other: Store, depot:
     assert Trust.of([ALICE.public_text(), twin.public_text()]).signers(doubled) == ["alice"]
 
 
-def test_signatures_cannot_be_replayed(store: Store, other: Store, depot: Counting) -> None:
+def test_signatures_cannot_be_replayed(store: Store, other: Store, depot: Watched) -> None:
     """Neither a claim moved to another step, nor a signature put under another claim, counts."""
     fill(store, depot, ALICE)
     claims = {claim.object[65:]: claim for claim in claims_in(depot)}
@@ -205,25 +181,28 @@ def test_signatures_cannot_be_replayed(store: Store, other: Store, depot: Counti
     TRUST.check(model)
 
 
+@pytest.mark.parametrize("size", ["the same", "shorter", "longer"])
 def test_swapped_bytes_are_refused_and_the_next_depot_is_asked(
-    store: Store, other: Store, depot: Counting, tmp_path: Path
+    store: Store, other: Store, depot: Watched, tmp_path: Path, size: str
 ) -> None:
     """A depot that gives other bytes is said so; the bytes come from one that is right."""
     fill(store, depot, ALICE)
-    right = Counting(tmp_path / "right")
+    right = folder_depot(tmp_path / "right")
     fill(store, right, ALICE)
-    for blob in depot.root.glob("blobs/sha256/*/*"):
-        blob.write_bytes(b"evil")
+    for blob in depot.hands.paths("blobs"):
+        data = store.blob_path(blob.rpartition("/")[2]).read_bytes()
+        evil = {"the same": data[::-1], "shorter": data[1:], "longer": data + b"!"}
+        depot.hands.replace(blob, evil[size])
     said: list[str] = []
     shop = Shop()
     substituter = Substituter(other, [depot, right], TRUST, say=said.append)
     realise(goal(), other, tools_for, Watch(), recipe_of=shop.recipe_of, substituter=substituter)
     assert shop.ran == []
-    assert any("gave bytes with sha256" in line for line in said)
+    assert any("gave bytes with sha256" in line or "has another file" in line for line in said)
     assert damage(other) == []
 
 
-def test_a_swapped_record_is_refused(store: Store, other: Store, depot: Counting) -> None:
+def test_a_swapped_record_is_refused(store: Store, other: Store, depot: Watched) -> None:
     """A record that describes another object than its name is not believed."""
     fill(store, depot, ALICE)
     claims = {claim.object[65:]: claim for claim in claims_in(depot)}
@@ -237,12 +216,12 @@ def test_a_swapped_record_is_refused(store: Store, other: Store, depot: Counting
     assert "does not describe the object of its name" in said[0]
 
 
-def test_a_missing_blob_is_a_miss(store: Store, other: Store, depot: Counting) -> None:
+def test_a_missing_blob_is_a_miss(store: Store, other: Store, depot: Watched) -> None:
     """What cannot be got whole is built; nothing half stays."""
     fill(store, depot, ALICE)
     claims = {claim.object[65:]: claim for claim in claims_in(depot)}
     (entry,) = [e for o in store.objects() if o.name == claims["model"].object for e in o.files]
-    (depot.root / bytes_path(entry.sha256)).unlink()
+    depot.hands.remove(bytes_path(entry.sha256))
     shop, watch = Shop(), Watch()
     substituter = Substituter(other, [depot], TRUST)
     realise(goal(), other, tools_for, watch, recipe_of=shop.recipe_of, substituter=substituter)
@@ -251,9 +230,7 @@ def test_a_missing_blob_is_a_miss(store: Store, other: Store, depot: Counting) -
     assert list(other.layout.staging.iterdir()) == []
 
 
-def test_two_wants_of_one_blob_are_one_transfer(
-    store: Store, other: Store, depot: Counting
-) -> None:
+def test_two_wants_of_one_blob_are_one_transfer(store: Store, other: Store, depot: Watched) -> None:
     """Objects that share bytes, pulled at once, transfer them once."""
     one = add(store, "one", {"f": b"shared" * 1000})
     two = add(store, "two", {"g": b"shared" * 1000, "h": b"shared" * 1000})
@@ -277,7 +254,7 @@ def test_two_wants_of_one_blob_are_one_transfer(
 
 
 def test_executable_files_and_links_arrive_as_they_were(
-    store: Store, other: Store, depot: Counting
+    store: Store, other: Store, depot: Watched
 ) -> None:
     """One transfer serves both forms of the same bytes."""
     found = add(store, "x", {"bin/run*": b"#!", "copy": b"#!", "link": "bin/run", "d/e": b""})
@@ -289,7 +266,7 @@ def test_executable_files_and_links_arrive_as_they_were(
 
 
 def test_depots_that_disagree_are_not_overwritten(
-    store: Store, other: Store, depot: Counting
+    store: Store, other: Store, depot: Watched
 ) -> None:
     """A step that came out otherwise elsewhere stops the push, in words."""
     fill(store, depot, ALICE)

@@ -1,0 +1,157 @@
+"""What a bucket refuses, in words. Of the S3 library's errors only codes are quoted."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Self
+
+from mmadmin.core.errors import (
+    Gated,
+    MmError,
+    RateLimited,
+    SourceMissing,
+    SourceUnavailable,
+    Unauthorized,
+)
+
+RETRY_AFTER_S = 60
+
+STATUS = re.compile(r"status code: (\d{3})")
+CODE = re.compile(r"<Code>(\w+)</Code>")
+REGION = re.compile(r"<Region>([\w-]+)</Region>|expecting '([\w-]+)'")
+ELSEWHERE = {
+    "AuthorizationHeaderMalformed",
+    "IllegalLocationConstraintException",
+    "PermanentRedirect",
+    "TemporaryRedirect",
+}
+STRANGERS = {
+    "ExpiredToken",
+    "InvalidAccessKeyId",
+    "InvalidClientTokenId",
+    "InvalidToken",
+    "SignatureDoesNotMatch",
+    "TokenRefreshRequired",
+}
+"""Codes that say: these credentials are not known, or no longer valid."""
+REASONS = (
+    ("ConnectionRefused", "connection refused"),
+    ("dns error", "its name is not known"),
+    ("ertificate", "its certificate is not trusted"),
+    ("TimedOut", "it took too long"),
+)
+CREDENTIAL_SOURCES = ("/latest/api/token", "/latest/meta-data/")
+"""Where the library asks when the environment has no credentials."""
+
+
+def first_line(error: Exception) -> str:
+    """The library's sentence, without what it adds for developers."""
+    return str(error).partition("\n")[0]
+
+
+def status_of(error: Exception) -> int:
+    """The HTTP status that an error tells of; 0 when nobody answered."""
+    found = STATUS.search(str(error))
+    return int(found[1]) if found else 0
+
+
+def code_of(error: Exception) -> str:
+    """The S3 error code that the answer named, or nothing."""
+    found = CODE.search(str(error))
+    return found[1] if found else ""
+
+
+def is_miss(error: Exception) -> bool:
+    """True for a file that is not there, in a bucket that is."""
+    return isinstance(error, FileNotFoundError) and code_of(error) != "NoSuchBucket"
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """An error of the library, taken apart."""
+
+    text: str
+    status: int
+    code: str
+    absent: bool
+
+    @classmethod
+    def of(cls, error: Exception) -> Self:
+        """Take it apart."""
+        absent = isinstance(error, FileNotFoundError)
+        return cls(str(error), status_of(error), code_of(error), absent)
+
+    @property
+    def said(self) -> str:
+        """Status and code."""
+        return f"{self.status} {self.code}".rstrip()
+
+
+def refusal(error: Exception, bucket: str, label: str, endpoint: str) -> MmError:
+    """The error in words, with a remedy."""
+    answer = _Answer.of(error)
+    at = f"{label} at {endpoint}" if endpoint else label
+    return (
+        _of_place(answer, bucket, at, endpoint)
+        or _of_person(answer, at)
+        or _of_the_moment(answer, at)
+    )
+
+
+def _of_place(answer: _Answer, bucket: str, at: str, endpoint: str) -> MmError | None:
+    """The bucket is not there, or is elsewhere."""
+    if answer.absent:
+        return SourceMissing(
+            f"there is no bucket {bucket}" + (f" at {endpoint}" if endpoint else ""),
+            remedy="make it, or correct the address, its endpoint or its region",
+        )
+    if answer.code in ELSEWHERE or "redirect without LOCATION" in answer.text:
+        found = REGION.search(answer.text)
+        region = (found[1] or found[2]) if found else ""
+        return SourceUnavailable(
+            f"{at} is in another region" + (f": {region}" if region else ""),
+            remedy=f"add ?region={region or '…'} to its address, or set AWS_REGION",
+        )
+    return None
+
+
+def _of_person(answer: _Answer, at: str) -> MmError | None:
+    """Who asks is not known, or may not."""
+    if any(source in answer.text for source in CREDENTIAL_SOURCES):
+        return Unauthorized(
+            f"there are no credentials for {at}",
+            remedy="set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, "
+            "or AWS_SKIP_SIGNATURE=true for a public bucket",
+        )
+    if answer.code == "RequestTimeTooSkewed":
+        return Unauthorized(f"{at} refuses this machine's clock", remedy="set the clock")
+    if answer.status == HTTPStatus.UNAUTHORIZED or answer.code in STRANGERS:
+        return Unauthorized(
+            f"{at} does not take the credentials ({answer.said})",
+            remedy="look at AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN",
+        )
+    if answer.status == HTTPStatus.FORBIDDEN:
+        return Gated(
+            f"{at} refuses access ({answer.said})",
+            remedy="pulling needs s3:GetObject and s3:ListBucket (without it what is missing looks "
+            "refused); pushing also s3:PutObject and s3:AbortMultipartUpload",
+        )
+    return None
+
+
+def _of_the_moment(answer: _Answer, at: str) -> MmError:
+    """Busy, broken, or not to be reached."""
+    busy = {HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE}
+    if answer.status in busy or answer.code == "SlowDown":
+        return RateLimited(
+            f"{at} asks to slow down", remedy="try again later", retry_after_s=RETRY_AFTER_S
+        )
+    if answer.status:
+        return SourceUnavailable(f"{at} answered {answer.said}", remedy="try again later")
+    reason = next((plain for words, plain in REASONS if words in answer.text), "no connection")
+    return SourceUnavailable(
+        f"{at} does not answer ({reason})",
+        remedy="is the endpoint right (?endpoint=… or AWS_ENDPOINT_URL), and reachable?",
+    )
