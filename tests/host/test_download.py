@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import random
-import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -32,20 +31,22 @@ from tests.support.disks import needs_root, small_disk
 from tests.support.hub import (
     Handler,
     LocalHub,
+    as_usual,
     drop,
+    held,
     instead,
     local_hub,
-    mute,
     no_ranges,
-    slow,
     status,
+    stuck,
 )
 from tests.support.models import LFS_POINTER
 
 SEGMENT = 1 << 16
+PATIENCE_S = 60.0
 DATA = random.Random(1).randbytes(10 * SEGMENT + 123)
 SHA = hashlib.sha256(DATA).hexdigest()
-QUICK = Policy(segment_bytes=SEGMENT, backoff_s=0.01, stall_s=1.0, attempts=4)
+QUICK = Policy(segment_bytes=SEGMENT, backoff_s=0.01, stall_s=60.0, attempts=4)
 
 
 @pytest.fixture
@@ -114,62 +115,65 @@ from mmadmin.host.policy import Policy
 url, folder, sha, size = sys.argv[1], Path(sys.argv[2]), sys.argv[3], int(sys.argv[4])
 print("started", flush=True)
 download(Remote(url, "file.bin"), folder / "out.bin", sha, size, folder=folder / "downloads",
-         policy=Policy(segment_bytes=65536, connections=2, backoff_s=0.01))
+         policy=Policy(segment_bytes=65536, connections=2, backoff_s=0.01, stall_s=3600.0))
 """
+
+
+def until(holds: Callable[[], object]) -> None:
+    """Wait for what a thread or a child does."""
+    give_up = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < give_up, "it did not happen"
+        time.sleep(0.01)
+
+
+@contextmanager
+def killed(hub: LocalHub, folder: Path, *, good: int, after: int) -> Iterator[None]:
+    """A download in a child, killed when so many segments have come and two more have begun.
+
+    The two have got `after` bytes each. The block runs just before the kill.
+    """
+    end = threading.Event()
+    asked, sent = len(hub.requests("file.bin")), hub.sent
+    hub.fail("file.bin", *[as_usual] * good, *[stuck(end, after)] * 2)
+    child = subprocess.Popen(
+        [sys.executable, "-c", KILLED, f"{hub.url}/file.bin", str(folder), SHA, str(len(DATA))],
+        cwd=Path(__file__).resolve().parents[2],
+    )
+    try:
+        until(lambda: len(hub.requests("file.bin")) == asked + good + 2)
+        until(lambda: hub.sent == sent + good * SEGMENT + 2 * after)
+        yield
+    finally:
+        child.kill()
+        child.wait()
+        end.set()
 
 
 def test_a_killed_download_goes_on_where_it_was(hub: LocalHub, tmp_path: Path) -> None:
     """After SIGKILL only what was not finished is transferred; the result is verified."""
-    hub.fail("file.bin", *[slow(0.15)] * 200)
-    child = subprocess.Popen(
-        [sys.executable, "-c", KILLED, f"{hub.url}/file.bin", str(tmp_path), SHA, str(len(DATA))],
-        cwd=Path(__file__).resolve().parents[2],
-    )
-    state = tmp_path / "downloads" / f"{SHA}.state"
-    end = time.monotonic() + 20
-    while time.monotonic() < end:
-        if state.exists() and len(json.loads(state.read_text())["done"]) >= 3:
-            break
-        time.sleep(0.02)
-    child.send_signal(signal.SIGKILL)
-    child.wait()
-    done = json.loads(state.read_text())["done"]
-    assert len(done) >= 3
+    with killed(hub, tmp_path, good=4, after=1000):
+        pass
+    done = json.loads((tmp_path / "downloads" / f"{SHA}.state").read_text())["done"]
+    assert len(done) == 4
     assert not (tmp_path / "out.bin").exists()
-    hub.faults.clear()
-    time.sleep(0.3)  # the server notices that its client is gone
     hub.sent = 0
     lines: list[str] = []
     assert fetch(hub, tmp_path, log=lines.append).read_bytes() == DATA
-    assert hub.sent <= len(DATA) - len(done) * SEGMENT
+    assert hub.sent == len(DATA) - 4 * SEGMENT
     assert any("are here already" in line for line in lines)
 
 
 def test_kills_at_any_byte_cost_only_what_was_unfinished(hub: LocalHub, tmp_path: Path) -> None:
-    """Killed at random moments, again and again: the transfers add up to the file and little more."""
-    hub.fail("file.bin", *[slow(0.05)] * 400)
-    command = [sys.executable, "-c", KILLED, f"{hub.url}/file.bin", str(tmp_path), SHA]
+    """Killed again and again, at random bytes: the transfers add up to the file and little more."""
     chance = random.Random(7)
-    kills = 0
+    lost = 0
     for _ in range(3):
-        child = subprocess.Popen(
-            [*command, str(len(DATA))],
-            stdout=subprocess.PIPE,
-            cwd=Path(__file__).resolve().parents[2],
-        )
-        assert child.stdout is not None
-        child.stdout.readline()
-        time.sleep(chance.uniform(0, 0.4))
-        kills += child.poll() is None
-        child.kill()
-        child.wait()
-        child.stdout.close()
-    hub.faults.clear()
-    if not (tmp_path / "out.bin").exists():
-        fetch(hub, tmp_path)
-    assert (tmp_path / "out.bin").read_bytes() == DATA
-    assert kills
-    assert hub.sent <= len(DATA) + kills * 2 * (SEGMENT + (1 << 16))
+        after = chance.randrange(SEGMENT)
+        with killed(hub, tmp_path, good=chance.randrange(4), after=after):
+            lost += 2 * after
+    assert fetch(hub, tmp_path).read_bytes() == DATA
+    assert hub.sent == len(DATA) + lost
 
 
 @pytest.mark.parametrize("torn", [b"", b"{", b'{"size": 1}', b'{"size": "x", "done": 3}'])
@@ -286,10 +290,8 @@ def test_retry_after_is_waited_for(hub: LocalHub, tmp_path: Path) -> None:
 def test_a_wait_beyond_the_cap_is_a_refusal(hub: LocalHub, tmp_path: Path) -> None:
     """An hour of Retry-After is said, not sat out."""
     hub.fail("file.bin", *[status(429, Retry_After="3600")] * 4)
-    started = time.monotonic()
     with pytest.raises(RateLimited, match="3600 s"):
         fetch(hub, tmp_path)
-    assert time.monotonic() - started < 5
 
 
 def test_server_errors_are_retried_with_a_limit(hub: LocalHub, tmp_path: Path) -> None:
@@ -305,7 +307,8 @@ def test_server_errors_are_retried_with_a_limit(hub: LocalHub, tmp_path: Path) -
 def test_a_stalled_connection_is_replaced(hub: LocalHub, tmp_path: Path) -> None:
     """A connection that goes mute is dropped after the stall time and the rest still arrives."""
     hub.plain["small.bin"] = DATA[:SEGMENT]
-    hub.fail("small.bin", mute(6.0))
+    end = threading.Event()
+    hub.fail("small.bin", stuck(end, 100))
     started = time.monotonic()
     to = fetch(
         hub,
@@ -313,27 +316,29 @@ def test_a_stalled_connection_is_replaced(hub: LocalHub, tmp_path: Path) -> None
         remote=Remote(f"{hub.url}/small.bin", "small.bin"),
         sha256=hashlib.sha256(DATA[:SEGMENT]).hexdigest(),
         size=SEGMENT,
+        policy=Policy(segment_bytes=SEGMENT, backoff_s=0.01, stall_s=1.0, attempts=60),
     )
     assert to.read_bytes() == DATA[:SEGMENT]
-    assert 0.9 < time.monotonic() - started < 5
+    assert time.monotonic() - started > 0.9
+    end.set()
 
 
-def test_cancel_ends_within_a_moment_and_keeps_what_is_there(hub: LocalHub, tmp_path: Path) -> None:
-    """Cancelling does not wait for a slow source."""
-    hub.fail("file.bin", *[slow(5.0)] * 20)
-    cancelled = threading.Event()
-    threading.Timer(0.3, cancelled.set).start()
-    started = time.monotonic()
+def test_cancel_does_not_wait_for_the_source_and_keeps_what_is_there(
+    hub: LocalHub, tmp_path: Path
+) -> None:
+    """Cancelled while every connection is mute: it ends although not one of them does."""
+    end = threading.Event()
+    hub.fail("file.bin", *[stuck(end)] * QUICK.connections)
     with pytest.raises(Cancelled):
-        fetch(hub, tmp_path, cancelled=cancelled.is_set)
-    assert time.monotonic() - started < 3
-    hub.faults.clear()
+        fetch(hub, tmp_path, cancelled=lambda: len(hub.requests("file.bin")) == QUICK.connections)
+    end.set()
     assert fetch(hub, tmp_path).read_bytes() == DATA
 
 
 def test_two_wants_of_one_file_are_one_transfer(hub: LocalHub, tmp_path: Path) -> None:
-    """The second asks nothing: it waits for the first one's bytes, or finds none left to fetch."""
-    hub.fail("file.bin", *[slow(0.05)] * 4)
+    """The second asks nothing: it waits for the first one's bytes."""
+    go_on = threading.Event()
+    hub.fail("file.bin", *[held(go_on)] * QUICK.connections)
     lines: list[str] = []
 
     def want(name: str) -> None:
@@ -351,12 +356,13 @@ def test_two_wants_of_one_file_are_one_transfer(hub: LocalHub, tmp_path: Path) -
 
     first = threading.Thread(target=want, args=("first",))
     first.start()
-    time.sleep(0.1)
+    until(lambda: hub.requests("file.bin"))
     second = threading.Thread(target=want, args=("second",))
     second.start()
+    until(lambda: any("waiting for another download" in line for line in lines))
+    go_on.set()
     first.join()
     second.join()
-    assert any("waiting for another download" in line for line in lines)
     assert hub.sent == len(DATA)
 
 
@@ -426,4 +432,3 @@ def test_retry_after_is_read_in_both_its_forms() -> None:
     assert retry_after({"retry-after": "Wed, 21 Oct 2015 07:28:00 GMT"}) == 0
     assert retry_after({"retry-after": "soon"}) is None
     assert retry_after({}) is None
-    assert os.environ.get("HF_TOKEN") is None  # tests run without anybody's token

@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -252,7 +251,6 @@ class Handler(BaseHTTPRequestHandler):
         etag: str = "",
         ranges: bool = True,
         cut: int | None = None,
-        pause_s: float = 0.0,
     ) -> None:
         """A file, as a good server sends it; `cut` drops the connection after so many bytes."""
         size = size_of(content)
@@ -285,15 +283,13 @@ class Handler(BaseHTTPRequestHandler):
             piece = piece_of(content, at, till) if data is None else data[at:till]
             if cut is not None:
                 piece = piece[: cut - sent]
-            self.wfile.write(piece)
             sent += len(piece)
-            self.hub.sent += len(piece)
+            self.hub.count(len(piece))
+            self.wfile.write(piece)
             if cut is not None and sent >= cut:
                 self.wfile.flush()
                 self.close_connection = True
                 return
-            if pause_s:
-                time.sleep(pause_s)
 
 
 @dataclass
@@ -309,7 +305,12 @@ class LocalHub:
     """Part of a path → what goes wrong next there."""
     seen: list[Seen] = field(default_factory=list)
     sent: int = 0
-    """Bytes of file content sent."""
+    """Bytes of file content sent; counted before a client can have them."""
+    _counting: threading.Lock = field(default_factory=threading.Lock)
+
+    def count(self, size: int) -> None:
+        with self._counting:
+            self.sent += size
 
     @property
     def port(self) -> int:
@@ -405,27 +406,36 @@ def no_ranges(handler: Handler) -> bool:
     return True
 
 
-def slow(pause_s: float) -> Fault:
-    """A pause after every 64 KiB."""
+def as_usual(handler: Handler) -> bool:
+    """No fault: this request is answered well."""
+    return False
+
+
+def held(go_on: threading.Event) -> Fault:
+    """Answer well, once the test says so."""
 
     def fault(handler: Handler) -> bool:
-        handler.send_content(_content(handler), pause_s=pause_s)
-        return True
+        go_on.wait()
+        return False
 
     return fault
 
 
-def mute(seconds: float) -> Fault:
-    """Send the headers and the first bytes, then nothing."""
+def stuck(end: threading.Event, after: int = 0) -> Fault:
+    """Send the headers and so many bytes, then nothing, until the test ends the connection."""
 
     def fault(handler: Handler) -> bool:
-        data = read(_content(handler))
-        handler.send_response(200)
-        handler.send_header("Content-Length", str(len(data)))
+        content = _content(handler)
+        first, _, last = handler.headers["Range"].removeprefix("bytes=").partition("-")
+        start, until = int(first), int(last) + 1
+        handler.send_response(206)
+        handler.send_header("Content-Range", f"bytes {start}-{until - 1}/{size_of(content)}")
+        handler.send_header("Content-Length", str(until - start))
         handler.end_headers()
-        handler.wfile.write(data[:100])
+        handler.hub.count(after)
+        handler.wfile.write(piece_of(content, start, start + after))
         handler.wfile.flush()
-        time.sleep(seconds)
+        end.wait()
         handler.close_connection = True
         return True
 

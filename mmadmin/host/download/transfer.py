@@ -231,17 +231,19 @@ class Transfer:
 
     def _again(self, error: Exception) -> None:
         why = error.why if isinstance(error, Retry) else f"{type(error).__name__}: {error}"
-        self.failures += 1
+        with self.lock:
+            self.failures += 1
+            failures = self.failures
         if self.stop.is_set():
             raise Cancelled(self.remote.label)
-        if self.failures >= self.policy.attempts:
+        if failures >= self.policy.attempts:
             raise SourceUnavailable(
-                f"{self.remote.label}: gave up after {self.failures} attempts: {why}",
+                f"{self.remote.label}: gave up after {self.policy.attempts} attempts: {why}",
                 remedy="check the network and retry; what has arrived is kept",
             ) from error
         wait = error.wait_s if isinstance(error, Retry) else None
         if wait is None:
-            wait = self.policy.backoff_s * 2 ** (self.failures - 1) * random.uniform(0.5, 1.5)  # noqa: S311
+            wait = self.policy.backoff_s * 2 ** (failures - 1) * random.uniform(0.5, 1.5)  # noqa: S311
         self.log(f"{self.remote.label}: {why}; trying again in {wait:.1f} s")
         wait_for(wait, lambda: self.stop.is_set() or self.cancelled(), self.remote.label)
 
