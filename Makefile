@@ -1,6 +1,7 @@
 # What people type. `make help` lists it; everything else is in scripts/ and in `mm`.
 PYTHON ?= python3
 BIN := .venv/bin
+BEGAN := $(shell date +%s)
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-dev up down status test check lock format docs
 
@@ -16,7 +17,7 @@ setup-dev: ## the same with what the tests need
 	@$(PYTHON) scripts/setup.py --dev
 
 up: setup ## set up, start everything, deploy the demo model the first time
-	@$(BIN)/mm up
+	@$(BIN)/mm up --since $(BEGAN)
 
 down: ## end everything that `make up` started
 	@$(BIN)/mm down

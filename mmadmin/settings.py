@@ -138,7 +138,7 @@ CACHES = {
 }
 
 REDIS_URL = os.environ.get("REDIS_URL") or HOME.broker_url
-HOST_NAME = os.environ.get("MM_HOST_NAME", "local")
+HOST_NAME = os.environ.get("MM_HOST_NAME") or "local"
 """The host that this machine's worker works for."""
 
 BUILDS_AT_ONCE = int(os.environ.get("MM_BUILDS_AT_ONCE") or 2)

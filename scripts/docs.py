@@ -37,7 +37,8 @@ def settings() -> str:
     """docs/settings.md."""
     lines = ["# Settings", "", NOTE]
     lines += ["All settings are variables of the environment. `mm up` remembers those marked • in"]
-    lines += ["`MM_HOME/settings.env`; a variable that is set goes before what is remembered."]
+    lines += ["`MM_HOME/settings.env`; a variable that is set goes before what is remembered, one"]
+    lines += ["that is set to nothing counts as not set."]
     lines += [BY_FILE, ""]
     for section, variables in SECTIONS.items():
         lines += [f"## {section}", "", "| variable | | what | without it |", "|---|---|---|---|"]

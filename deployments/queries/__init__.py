@@ -28,7 +28,7 @@ from deployments.queries.installation import (
     users,
 )
 from deployments.queries.jobs import activation, activations, browse, build, build_log, builds
-from deployments.queries.keys import key, key_events, keys
+from deployments.queries.keys import key, key_events, keys, revoked_by
 from deployments.queries.looking import Page, require
 from deployments.queries.overview import (
     DeploymentRow,
@@ -70,6 +70,7 @@ __all__ = [
     "live_spans",
     "request",
     "require",
+    "revoked_by",
     "sessions",
     "tokens",
     "usage",

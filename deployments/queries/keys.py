@@ -53,6 +53,17 @@ def key(actor: User, key_id: str) -> ClientKey:
     return found
 
 
+def revoked_by(actor: User, key_id: str) -> str | None:
+    """The name of the person who ended a key; None where nobody did, or it ended by itself."""
+    require(actor, Role.OPERATOR)
+    event = (
+        AuditEvent.objects.filter(subject=f"key:{key_id}", verb="key.revoke")
+        .select_related("actor")
+        .first()
+    )
+    return event.actor.get_username() if event and event.actor else None
+
+
 def key_events(actor: User, key_id: str) -> list[AuditEvent]:
     """Who did what to a key, newest first."""
     require(actor, Role.OPERATOR)

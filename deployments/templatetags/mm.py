@@ -15,6 +15,7 @@ from django.utils import timezone
 from django.utils.html import escape, format_html, format_html_join
 from django.utils.safestring import SafeString, mark_safe
 
+from mmadmin.core import diff as core_diff
 from mmadmin.core.activation import WORDS, Phase
 from mmadmin.core.diff import DiffRow
 
@@ -393,8 +394,7 @@ def is_long(row: DiffRow) -> bool:
 @register.filter
 def telling(changes: Sequence[DiffRow]) -> list[DiffRow]:
     """The few differences that say most: what a person wrote, else whatever there is."""
-    written = [row for row in changes if row.section == "spec"]
-    return (written or list(changes))[:MOST_CHIPS]
+    return core_diff.telling(changes, MOST_CHIPS)
 
 
 @register.filter

@@ -26,15 +26,10 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
+from mmadmin.cli.asking import asking, hub_for
 from mmadmin.cli.deployments import SpecFile, read_spec
-from mmadmin.cli.output import (
-    JsonFlag,
-    bytes_text,
-    console,
-    emit_json,
-    seconds_text,
-    table,
-)
+from mmadmin.cli.output import JsonFlag, bytes_text, console, emit_json, seconds_text
+from mmadmin.cli.tables import Column, table
 from mmadmin.core import catalog
 from mmadmin.core.assemble import assemble
 from mmadmin.core.builder import RootClaim, StepTools, realise
@@ -65,7 +60,7 @@ def lock_file(home: Home, name: str) -> Path:
 
 def locked(spec: Spec, home: Home, *, refresh: tuple[Any, ...] = (), quiet: bool = False) -> Lock:
     """The spec's lock: what is pinned already is kept, unless it is in `refresh`."""
-    from mmadmin.host.resolve import questions, resolve
+    from mmadmin.host.resolve import Sources, questions, resolve
 
     path = lock_file(home, spec.name)
     previous = None
@@ -76,11 +71,9 @@ def locked(spec: Spec, home: Home, *, refresh: tuple[Any, ...] = (), quiet: bool
         if unmoved and not local and spec.template.source != "file":
             return previous
 
-    def say(line: str) -> None:
-        if not quiet:
-            console.print(f"  [dim]{escape(line)}[/]")
-
-    lock = resolve(spec, previous, refresh=refresh, on_progress=say)
+    with asking(f"pinning what moves in {spec.name}", quiet=quiet) as say:
+        sources = Sources(hub=hub_for(say))
+        lock = resolve(spec, previous, sources=sources, refresh=refresh, on_progress=say)
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_suffix(f".{os.getpid()}.new")
     fresh.write_text(json.dumps(lock_as_json(lock), indent=1), encoding="utf-8")
@@ -117,7 +110,13 @@ def plan(file: SpecFile, *, as_json: JsonFlag = False) -> None:
 
 def _show_plan(planned: Plan) -> None:
     table(
-        ["", "step", "", "size", "why"],
+        [
+            Column("", whole=True),
+            Column("step", whole=True),
+            Column("of what"),
+            Column("size", whole=True, right=True),
+            Column("why"),
+        ],
         [
             [
                 MARKS[step.action],
@@ -347,7 +346,12 @@ def lock(
         emit_json({"name": spec.name, "changed": changed, "lock": lock_as_json(found)})
         return
     table(
-        ["file", "size", "sha256", "from"],
+        [
+            Column("file"),
+            Column("size", whole=True, right=True),
+            Column("sha256", whole=True, drop=2),
+            Column("from", drop=1),
+        ],
         [
             [
                 escape(locked_file.path),

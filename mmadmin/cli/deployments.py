@@ -22,16 +22,23 @@ from mmadmin.cli.output import (
     errors,
     seconds_text,
     styled,
-    table,
     when_text,
 )
 from mmadmin.cli.records import actor
+from mmadmin.cli.tables import Column, table
+from mmadmin.core.diff import telling
 from mmadmin.core.errors import InvalidInput, NotFound
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from deployments.models import Activation, Build
     from deployments.queries import HistoryRow
+    from mmadmin.core.diff import DiffRow
 
+CHANGES_SHOWN = 3
+VALUE_SHOWN = 40
+"""Longer values are not shown in a history; `mm diff` has them."""
 Name = Annotated[str, typer.Argument(help="The deployment's name.", metavar="NAME")]
 Number = Annotated[int, typer.Argument(help="The generation's number.", metavar="NUMBER", min=1)]
 SpecFile = Annotated[
@@ -237,7 +244,10 @@ def follow(name: Name, *, as_json: JsonFlag = False) -> None:
 
 
 def cancel(name: Name, *, as_json: JsonFlag = False) -> None:
-    """Cancel a deployment's running build or activation; what was live stays live.
+    """Cancel a deployment's build or activation; what was live stays live.
+
+    What waits is cancelled at once. What runs is asked to stop and ends in order within seconds;
+    what was done a moment before ends as it would have.
 
     Example: mm cancel smollm2-135m
     """
@@ -245,18 +255,26 @@ def cancel(name: Name, *, as_json: JsonFlag = False) -> None:
     from deployments import actions, queries
 
     row = queries.deployment(person, name)
-    cancelled: dict[str, Any] = {"build": None, "activation": None}
-    if row.build is not None:
-        cancelled["build"] = actions.cancel_build(person, row.build.pk).pk
-    if row.activation is not None:
-        cancelled["activation"] = actions.cancel_activation(person, row.activation.pk).pk
+    jobs: dict[str, Build | Activation | None] = {
+        "build": row.build and actions.cancel_build(person, row.build.pk),
+        "activation": row.activation and actions.cancel_activation(person, row.activation.pk),
+    }
     if as_json:
-        emit_json(cancelled)
-    elif not any(cancelled.values()):
+        emit_json(
+            {kind: job.pk if job else None for kind, job in jobs.items()}
+            | {"states": {kind: str(job.state) for kind, job in jobs.items() if job}}
+        )
+        return
+    if not any(jobs.values()):
         console.print(f"{escape(name)} is not in the middle of anything")
-    else:
-        words = ", ".join(f"{kind} {pk}" for kind, pk in cancelled.items() if pk)
-        console.print(f"cancelled: {words}")
+    for kind, job in jobs.items():
+        if job is not None and job.state == "cancelled":
+            console.print(f"{kind} {job.pk} is {styled('cancelled')}: it had not begun")
+        elif job is not None:
+            console.print(
+                f"{kind} {job.pk} is asked to stop; its end: mm follow {escape(name)}, "
+                f"or mm logs --{kind} {job.pk}"
+            )
 
 
 def history(
@@ -277,7 +295,15 @@ def history(
         emit_json([_history_json(row) for row in rows])
         return
     table(
-        ["", "state", "author", "when", "live for", "reason", "changes"],
+        [
+            Column("", whole=True),
+            Column("state", whole=True),
+            Column("author", drop=2),
+            Column("when", whole=True),
+            Column("live for", whole=True, drop=3),
+            Column("reason"),
+            Column("changes", drop=1),
+        ],
         [
             [
                 f"[bold]{row.generation.number}[/]{' ◂' if row.is_live else ''}",
@@ -286,12 +312,29 @@ def history(
                 when_text(row.generation.created_at),
                 seconds_text(row.live_s) if row.live_s else "",
                 escape(_why(row)),
-                escape(", ".join(f"{c.section}.{c.field}" for c in row.changes[:4])),
+                escape(_changes(row.changes)),
             ]
             for row in rows
         ],
         empty=f"{escape(name)} has no generations",
     )
+
+
+def _changes(rows: Sequence[DiffRow]) -> str:
+    """The few differences to its parent that say most, a line each."""
+    few = telling(rows, CHANGES_SHOWN)
+    lines = [_change(row) for row in few]
+    rest = len(rows) - len(few)
+    return "\n".join([*lines, *([f"and {rest} more: mm diff"] if rest else [])])
+
+
+def _change(row: DiffRow) -> str:
+    values = [value for value in (row.was, row.now) if value is not None]
+    if any("\n" in value or len(value) > VALUE_SHOWN for value in values):
+        return f"{row.label}: changed"
+    if row.was is None:
+        return f"{row.label}: {row.now}"
+    return f"{row.label}: {row.was} → {row.now if row.now is not None else 'not set'}"
 
 
 def _why(row: HistoryRow) -> str:
@@ -357,13 +400,18 @@ def diff(name: Name, a: Number, b: Number, *, as_json: JsonFlag = False) -> None
         )
         return
     table(
-        ["section", "field", f"generation {a}", f"generation {b}"],
+        [
+            Column("section", whole=True, drop=1),
+            Column("field"),
+            Column(f"generation {a}"),
+            Column(f"generation {b}"),
+        ],
         [
             [
                 escape(r.section),
-                escape(r.field),
-                f"[red]{escape(r.before)}[/]" if r.before is not None else "",
-                f"[green]{escape(r.after)}[/]" if r.after is not None else "",
+                escape(r.label),
+                f"[red]{escape(r.was)}[/]" if r.was is not None else "",
+                f"[green]{escape(r.now)}[/]" if r.now is not None else "",
             ]
             for r in rows
         ],

@@ -9,7 +9,8 @@ import typer
 from rich.markup import escape
 
 from mmadmin.cli.installation import is_set_up
-from mmadmin.cli.output import JsonFlag, console, emit_json, table
+from mmadmin.cli.output import JsonFlag, console, emit_json
+from mmadmin.cli.tables import Column, table
 from mmadmin.core.home import Home, Ports
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def doctor(*, as_json: JsonFlag = False) -> None:
         emit_json({"level": worst(found), "checks": [result.as_json() for result in found]})
     else:
         table(
-            ["", "what", "found"],
+            [Column("", whole=True), Column("what", whole=True), Column("found")],
             [[MARKS[r.level], escape(r.name), escape(r.fact) + _remedy(r)] for r in found],
             empty="nothing was checked",
         )

@@ -12,8 +12,10 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
+from mmadmin.cli.asking import asking, hub_for
 from mmadmin.cli.deployments import SpecFile, read_spec
-from mmadmin.cli.output import JsonFlag, bytes_text, console, emit_json, table
+from mmadmin.cli.output import JsonFlag, bytes_text, console, emit_json
+from mmadmin.cli.tables import Column, table
 from mmadmin.core.described_host import described_host
 from mmadmin.core.engine import Options
 from mmadmin.core.facts import HostFacts
@@ -36,7 +38,10 @@ Revision = Annotated[str, typer.Option(help="Branch, tag or commit.")]
 def fit(file: SpecFile, *, on: OnHost = "", as_json: JsonFlag = False) -> None:
     """Say whether a deployment fits a host, on which GPUs, and what would make it fit.
 
-    Reads the model's header from the hub by ranges; downloads nothing else.
+    Reads the model's header from the hub by ranges; downloads nothing else. Ends with 1 when it
+    does not fit.
+
+    Example: mm fit deployments/catalog/mistral-medium-3.5-v100.toml --on v100x4
     """
     from mmadmin.host.facts import host_facts
     from mmadmin.host.fit import (
@@ -48,7 +53,8 @@ def fit(file: SpecFile, *, on: OnHost = "", as_json: JsonFlag = False) -> None:
     )
 
     spec = parse_spec(read_spec(file))
-    seen = look(spec)
+    with asking("looking at the model's header", quiet=as_json) as say:
+        seen = look(spec, hub_for(say))
     home = Home.from_env()
     if on:
         facts = described_host(HOSTS, on)
@@ -122,11 +128,14 @@ def browse(
     revision: Revision = "main",
     as_json: JsonFlag = False,
 ) -> None:
-    """List the GGUF sets of a hub repository: quants, sizes, licence. Downloads nothing."""
-    from mmadmin.host.hub import Hub
+    """List the GGUF sets of a hub repository: quants, sizes, licence. Downloads nothing.
+
+    Example: mm browse unsloth/Mistral-Medium-3.5-128B-GGUF
+    """
     from mmadmin.host.hub_browser import browse as browse_hub
 
-    found = browse_hub(Hub.from_env(), repo, revision)
+    with asking(f"asking the hub for {repo}", quiet=as_json) as say:
+        found = browse_hub(hub_for(say), repo, revision)
     if as_json:
         emit_json(found.as_json())
         return
@@ -138,6 +147,13 @@ def browse(
     console.print(
         f"licence: {escape(found.licence or 'not declared')} {escape(found.licence_link)}"
     )
-    table(["quant", "kind", "size", "files", "name"], rows, empty="it holds no GGUF")
+    columns = [
+        Column("quant", whole=True),
+        Column("kind", whole=True, drop=2),
+        Column("size", whole=True, right=True),
+        Column("files", whole=True, right=True, drop=3),
+        Column("name", drop=1),
+    ]
+    table(columns, rows, empty="it holds no GGUF")
     for note in found.notes:
         console.print(f"[yellow]note[/]: {escape(note)}")

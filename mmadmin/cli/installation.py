@@ -79,14 +79,17 @@ def _write_private(path: Path, text: str) -> None:
 def load_environment() -> Home:
     """Fix `MM_HOME` and fill the environment with remembered settings that it does not have.
 
-    Without `MM_HOME` the state is in `var/` of the checkout, wherever the command is typed.
+    Without `MM_HOME` the state is in `var/` of the checkout, wherever the command is typed. A
+    variable that is set to nothing is one that is not set.
     """
     if not os.environ.get("MM_HOME"):
         os.environ["MM_HOME"] = str(CHECKOUT / "var")
     home = Home.from_env()
     os.environ["MM_HOME"] = str(home.root)
     for name in VARIABLES:
-        if (path := os.environ.get(f"{name}_FILE")) and not os.environ.get(name):
+        if os.environ.get(name) == "":  # as if it were not set: what is remembered holds
+            del os.environ[name]
+        if (path := os.environ.get(f"{name}_FILE")) and name not in os.environ:
             os.environ[name] = _file_value(f"{name}_FILE", Path(path))
     for name, value in read_settings(settings_file(home)).items():
         os.environ.setdefault(name, value)

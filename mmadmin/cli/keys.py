@@ -9,8 +9,9 @@ import typer
 from rich.markup import escape
 
 from mmadmin.cli.installation import gate_url
-from mmadmin.cli.output import JsonFlag, console, emit_json, styled, table, when_text
+from mmadmin.cli.output import JsonFlag, console, emit_json, styled, when_text
 from mmadmin.cli.records import actor
+from mmadmin.cli.tables import Column, table
 from mmadmin.core.home import Ports
 
 if TYPE_CHECKING:
@@ -116,7 +117,14 @@ def list_keys(
         emit_json([_as_json(key) for key in found.rows])
         return
     table(
-        ["key", "state", "owner", "note", "may use", "last used"],
+        [
+            Column("key", whole=True),
+            Column("state", whole=True),
+            Column("owner"),
+            Column("note", drop=2),
+            Column("may use", drop=1),
+            Column("last used", whole=True, drop=3),
+        ],
         [
             [
                 str(key),
@@ -148,9 +156,20 @@ def revoke(key: KeyId, *, as_json: JsonFlag = False) -> None:
     Example: mm keys revoke sk-mm-abcdefghjkmn
     """
     person = actor()
-    from deployments import actions
+    from deployments import actions, queries
 
-    _changed(actions.revoke_key(person, bare_id(key)), as_json=as_json)
+    before = queries.key(person, bare_id(key)).revoked_at
+    ended = actions.revoke_key(person, bare_id(key))
+    who = queries.revoked_by(person, ended.key_id)
+    if as_json:
+        emit_json(_as_json(ended) | {"revoked_at": ended.revoked_at, "revoked_by": who})
+    elif before is None:
+        _changed(ended, as_json=False)
+    else:
+        console.print(
+            f"{ended} of {escape(ended.owner)} was {styled('revoked')} before: "
+            f"{when_text(before)}, by {escape(who or 'mmadmin')}"
+        )
 
 
 @app.command()

@@ -1,5 +1,6 @@
-"""How `mm` speaks: tables and sentences for people, one JSON document for machines.
+"""How `mm` speaks: sentences for people (tables: `tables.py`), one JSON document for machines.
 
+What was asked for goes to stdout; what went wrong, and what is going on meanwhile, to stderr.
 Exit codes: 0 done, 1 failed (an `MmError`: fact and remedy), 2 wrong usage, 130 interrupted.
 """
 
@@ -8,7 +9,6 @@ from __future__ import annotations
 import errno
 import json
 import sys
-from collections.abc import Iterable, Sequence
 from dataclasses import asdict, is_dataclass
 from datetime import UTC, datetime
 from enum import Enum
@@ -18,14 +18,17 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from mmadmin.core.errors import DiskFull, MmError
 
-console = Console(highlight=False)
-errors = Console(stderr=True, highlight=False)
+console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+"""What people asked for: stdout. Where that is no terminal, no line is broken."""
+errors = Console(stderr=True, highlight=False, soft_wrap=not sys.stderr.isatty())
+"""What went wrong, and what is going on meanwhile: stderr, so that a pipe gets data only."""
 
-JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON document instead.")]
+JsonFlag = Annotated[
+    bool, typer.Option("--json", help="Print one JSON document; errors too, to stderr.")
+]
 
 STATE_STYLES = {
     "live": "green",
@@ -68,22 +71,10 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"no JSON form for {type(value).__name__}")
 
 
-def emit_json(value: Any) -> None:
-    """Print one JSON document to stdout."""
-    sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False, default=_plain) + "\n")
-
-
-def table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, empty: str) -> None:
-    """Print rows under headings; `empty` is said when there are none. Cells may hold markup."""
-    shown = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in headings:
-        shown.add_column(heading, overflow="fold")
-    for row in rows:
-        shown.add_row(*row)
-    if shown.row_count:
-        console.print(shown)
-    else:
-        console.print(empty)
+def emit_json(value: Any, *, failed: bool = False) -> None:
+    """Print one JSON document: to stdout, or to stderr when it says what went wrong."""
+    out = sys.stderr if failed else sys.stdout
+    out.write(json.dumps(value, indent=2, ensure_ascii=False, default=_plain) + "\n")
 
 
 def seconds_text(seconds: float) -> str:
@@ -140,7 +131,7 @@ def of_the_disk(error: BaseException | None) -> MmError | None:
 def report(error: MmError, *, as_json: bool) -> None:
     """Say an expected failure: the fact, then the remedy; details only to machines."""
     if as_json:
-        emit_json({"error": error.as_json()})
+        emit_json({"error": error.as_json()}, failed=True)
         return
     errors.print(f"[red]failed:[/] {escape(error.message)}")
     if error.remedy:

@@ -9,8 +9,9 @@ import typer
 from rich.markup import escape
 
 from mmadmin.cli import store_care, store_exchange
-from mmadmin.cli.output import JsonFlag, bytes_text, console, emit_json, table
-from mmadmin.cli.store_names import ObjectName, open_store, resolve_name
+from mmadmin.cli.output import JsonFlag, bytes_text, console, emit_json
+from mmadmin.cli.store_names import ObjectName, object_column, open_store, resolve_name
+from mmadmin.cli.tables import Column, table
 from mmadmin.core.errors import InvalidInput, NotFound
 from mmadmin.core.store.explain import sizes
 from mmadmin.core.store.explain import why as needs
@@ -31,7 +32,7 @@ def list_objects(*, as_json: JsonFlag = False) -> None:
         emit_json([{"name": o.name, "size": o.size, "refs": list(o.refs)} for o in found])
         return
     table(
-        ["size", "object"],
+        [Column("size", whole=True, right=True), object_column()],
         [[bytes_text(o.size), escape(o.name)] for o in found],
         empty="the store is empty",
     )
@@ -63,7 +64,12 @@ def roots(*, as_json: JsonFlag = False) -> None:
         emit_json([root.as_json() for root in found])
         return
     table(
-        ["kind", "key", "object", "why"],
+        [
+            Column("kind", whole=True),
+            object_column("key"),
+            object_column(drop=1),
+            Column("why", drop=2),
+        ],
         [[escape(r.kind), escape(r.key), escape(r.object), escape(r.reason)] for r in found],
         empty="nothing is kept",
     )
@@ -156,7 +162,11 @@ def closure(name: ObjectName, *, as_json: JsonFlag = False) -> None:
         emit_json([{"name": s.name, "size": s.size_bytes, "own": s.own_bytes} for s in found])
         return
     table(
-        ["size", "own", "object"],
+        [
+            Column("size", whole=True, right=True),
+            Column("own", whole=True, right=True, drop=1),
+            object_column(),
+        ],
         [[bytes_text(s.size_bytes), bytes_text(s.own_bytes), escape(s.name)] for s in found],
         empty="",
     )

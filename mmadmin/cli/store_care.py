@@ -13,9 +13,17 @@ from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from mmadmin.cli.installation import is_set_up
-from mmadmin.cli.output import JsonFlag, bytes_text, console, emit_json, seconds_text, table
+from mmadmin.cli.output import JsonFlag, bytes_text, console, emit_json, seconds_text
 from mmadmin.cli.records import connect
-from mmadmin.cli.store_names import ObjectNames, bytes_of, open_store, resolve_name, seconds_of
+from mmadmin.cli.store_names import (
+    ObjectNames,
+    bytes_of,
+    object_column,
+    open_store,
+    resolve_name,
+    seconds_of,
+)
+from mmadmin.cli.tables import table
 from mmadmin.core.errors import StoreCorrupt
 from mmadmin.core.home import Home
 from mmadmin.core.rebuild import Rebuild
@@ -77,7 +85,8 @@ def gc(
         emit_json(done.as_json() | {"generations_let_go": let_go})
         return
     sizes = [[escape(name)] for name in done.objects]
-    table(["would go" if dry_run else "went"], sizes, empty="nothing to collect")
+    heading = object_column("would go" if dry_run else "went")
+    table([heading], sizes, empty="nothing to collect")
     if let_go:
         verb = "would no longer be kept" if dry_run else "are no longer kept"
         console.print(f"generations that {verb}: {escape(', '.join(let_go))}")

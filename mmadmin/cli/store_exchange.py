@@ -10,9 +10,10 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from mmadmin.cli.output import JsonFlag, bytes_text, console, emit_json, table
+from mmadmin.cli.output import JsonFlag, bytes_text, console, emit_json
 from mmadmin.cli.store_care import progress_bar
-from mmadmin.cli.store_names import open_store, resolve_name
+from mmadmin.cli.store_names import object_column, open_store, resolve_name
+from mmadmin.cli.tables import Column, table
 from mmadmin.core.errors import InvalidInput, NotFound
 from mmadmin.core.home import Home
 from mmadmin.core.store.claims import SigningKey
@@ -178,7 +179,7 @@ def adopt(
         emit_json(rows)
         return
     table(
-        ["size", "model", "object"],
+        [Column("size", whole=True, right=True), Column("model"), object_column()],
         [
             [bytes_text(o.size_bytes), escape(o.label), escape(str(r["object"]))]
             for o, r in zip(found, rows, strict=True)

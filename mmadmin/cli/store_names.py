@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from mmadmin.cli.tables import Column
 from mmadmin.core.errors import NotFound
 from mmadmin.core.home import Home
 from mmadmin.core.store import Store
@@ -19,6 +20,9 @@ ObjectNames = Annotated[
     typer.Argument(help="Names, or beginnings of names; all by default.", metavar="[OBJECT]..."),
 ]
 
+HASH, HASH_SHOWN = 64, 12
+"""Digits of the hash before an object's own name, and how many of them tables show."""
+OBJECT = re.compile(r"[0-9a-f]{64}-.+")
 SPAN = re.compile(r"(\d+)\s*([smhdw]?)")
 SPAN_S = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 SIZE = re.compile(r"(\d+)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
@@ -30,10 +34,23 @@ def open_store() -> Store:
     return Store(Home.from_env().store)
 
 
+def short_name(name: str) -> str:
+    """`3f1c09ab47d2…-smollm2-135m`: an object's name where there is no room for its hash."""
+    return f"{name[:HASH_SHOWN]}…{name[HASH:]}" if OBJECT.fullmatch(name) else name
+
+
+def object_column(heading: str = "object", *, drop: int = 0) -> Column:
+    """A column of objects' names."""
+    return Column(heading, whole=True, drop=drop, short=short_name)
+
+
 def resolve_name(store: Store, text: str) -> str:
-    """The one object whose name begins (or whose own name is) so; `NotFound` otherwise."""
+    """The one object whose name begins so, ends so, or is shortened so; `NotFound` otherwise."""
     names = store.names()
-    matches = [n for n in names if n == text or n.startswith(text) or n[65:] == text]
+    begin, _, end = text.partition("…")
+    matches = [
+        n for n in names if (n.startswith(begin) and n.endswith(end)) or n[HASH + 1 :] == text
+    ]
     if len(matches) != 1:
         raise NotFound(
             f"{len(matches)} objects are called {text!r}"

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
-from mmadmin.cli.output import JsonFlag, console, emit_json, table
+from mmadmin.cli.output import JsonFlag, console, emit_json
 from mmadmin.cli.records import actor
+from mmadmin.cli.tables import Column, table
 from mmadmin.core.errors import NotFound
 from mmadmin.core.home import Home
 from mmadmin.core.spec import parse_spec
@@ -57,7 +58,12 @@ def try_out(which: WhichTemplate, *, generation: Number = 0, as_json: JsonFlag =
         asked = "sandbox and engine" if engine is not None else "sandbox only: no engine runs it"
         console.print(f"[dim]sha256 {digest}, {asked}[/]", soft_wrap=True)
         table(
-            ["conversation", "", "what came of it", "where the sandbox differs"],
+            [
+                Column("conversation", whole=True),
+                Column("", whole=True),
+                Column("what came of it"),
+                Column("where the sandbox differs", drop=1),
+            ],
             [
                 [
                     row.conversation,

@@ -18,9 +18,9 @@ import typer
 from rich.console import Group
 from rich.live import Live
 from rich.markup import escape
-from rich.table import Table
 
 from mmadmin.cli.output import JsonFlag, console, emit_json, seconds_text
+from mmadmin.cli.tables import Column, live_table
 from mmadmin.core.access import prefix
 from mmadmin.core.errors import Unreachable
 from mmadmin.core.home import Home, Ports
@@ -122,19 +122,17 @@ def requests_now(url: str) -> list[dict[str, Any]]:
     return sorted(found, key=lambda request: -float(request["age_s"]))
 
 
-def _table(heads: tuple[str, ...], lines: list[list[str]], *, words: int) -> Table:
-    """A table whose first `words` columns are words, the others numbers."""
-    shown = Table(box=None, pad_edge=False, header_style="bold")
-    for n, head in enumerate(heads):
-        shown.add_column(head, justify="left" if n < words else "right")
-    for line in lines:
-        shown.add_row(*line)
-    return shown
-
-
 def _picture(found: list[dict[str, Any]], requests: list[dict[str, Any]]) -> Group:
-    deployments = _table(
-        ("deployment", "running", "waiting", "requests", "per s", "tok/s", "prompt/s", "TTFT"),
+    deployments = live_table(
+        [
+            Column("deployment", whole=True),
+            *(Column(h, whole=True, right=True) for h in ("running", "waiting")),
+            Column("requests", whole=True, right=True, drop=3),
+            Column("per s", whole=True, right=True, drop=1),
+            Column("tok/s", whole=True, right=True),
+            Column("prompt/s", whole=True, right=True, drop=2),
+            Column("TTFT", whole=True, right=True),
+        ],
         [
             [
                 escape(row["deployment"]),
@@ -145,10 +143,16 @@ def _picture(found: list[dict[str, Any]], requests: list[dict[str, Any]]) -> Gro
             ]
             for row in found
         ],
-        words=1,
     )
-    single = _table(
-        ("key", "deployment", "endpoint", "state", "age", "events"),
+    single = live_table(
+        [
+            Column("key", whole=True),
+            Column("deployment", whole=True),
+            Column("endpoint", whole=True, drop=1),
+            Column("state", whole=True),
+            Column("age", whole=True, right=True),
+            Column("events", whole=True, right=True, drop=2),
+        ],
         [
             [
                 prefix(str(r["key"])),
@@ -160,7 +164,6 @@ def _picture(found: list[dict[str, Any]], requests: list[dict[str, Any]]) -> Gro
             ]
             for r in requests[:SHOWN]
         ],
-        words=4,
     )
     return Group(deployments, "", single) if requests else Group(deployments)
 

@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from mmadmin.cli.output import JsonFlag, console, emit_json, table
+from mmadmin.cli.output import JsonFlag, console, emit_json
+from mmadmin.cli.tables import Column, table
 from mmadmin.core.home import Home, Ports
 
 app = typer.Typer(
@@ -82,7 +83,12 @@ def list_(*, as_json: JsonFlag = False) -> None:
         emit_json([state.as_json() for state in states])
         return
     table(
-        ["name", "leads to", "address", "state"],
+        [
+            Column("name", whole=True),
+            Column("leads to", whole=True, drop=1),
+            Column("address", whole=True),
+            Column("state", whole=True),
+        ],
         [[s.tunnel.name, s.tunnel.target, s.url, s.state] for s in states],
         empty="no tunnels",
     )

@@ -18,7 +18,8 @@ import typer
 from rich.markup import escape
 
 from mmadmin.cli import installation
-from mmadmin.cli.output import JsonFlag, console, emit_json, seconds_text, styled, table
+from mmadmin.cli.output import JsonFlag, console, emit_json, seconds_text, styled
+from mmadmin.cli.tables import Column, table
 from mmadmin.core.errors import NotFound, Unreachable
 from mmadmin.core.home import Home, Ports
 
@@ -55,6 +56,10 @@ def up(
     restart: Annotated[
         bool, typer.Option("--restart", help="Restart panel, gate, worker and beat.")
     ] = False,
+    since: Annotated[
+        int,
+        typer.Option(help="When set-up began, in Unix time; `make up` says it.", hidden=True),
+    ] = 0,
     as_json: JsonFlag = False,
 ) -> None:
     """Start everything; the first time also set up, and deploy a small model.
@@ -64,7 +69,7 @@ def up(
 
     Example: MM_PANEL_PORT=8001 MM_GATE_PORT=20001 mm up
     """
-    began = time.monotonic()
+    began = time.monotonic() - (max(time.time() - since, 0) if since else 0)
     home, ports = Home.from_env(), Ports.from_env()
     first = not installation.is_set_up(home)
     installation.prepare(home)
@@ -72,7 +77,7 @@ def up(
         console.print(f"mmadmin in [bold]{escape(str(home.root))}[/]{' (new)' if first else ''}")
     start_services(home, ports, restart=restart, quiet=as_json)
     admin = ensure_admin()
-    if admin.password and demo and not as_json:  # said at once: what follows may be interrupted
+    if admin.password and not as_json:  # said at once: what follows may be interrupted
         console.print(
             f"\npanel   [bold]{installation.panel_url(ports)}[/]\n"
             f"login   [bold]{escape(admin.username)}[/], password [bold]{admin.password}[/]"
@@ -167,7 +172,7 @@ def ensure_admin(password: str = "") -> Admin:
 
 def _show_welcome(home: Home, ports: Ports, admin: Admin, took: float) -> None:
     password = (
-        f"password [bold]{admin.password}[/]  [yellow](shown only now)[/]"
+        "password as shown above"
         if admin.password
         else "password as it was shown the first time, or a new one by: mm password"
     )
@@ -211,6 +216,8 @@ def status_of(home: Home, ports: Ports) -> dict[str, Any]:
 
     supervisor = Supervisor(home)
     programs = supervisor.status() if supervisor.running() else []
+    deployments = _deployments(down=not programs and was_up(home))
+    proved = _proved_engines() if deployments and programs else set()
     return {
         "home": str(home.root),
         "panel_url": installation.panel_url(ports),
@@ -219,19 +226,35 @@ def status_of(home: Home, ports: Ports) -> dict[str, Any]:
         "services": [
             {
                 "name": program.name,
-                "state": program.state.lower(),
+                "state": "running"
+                if (program.name, program.pid) in proved
+                else program.state.lower(),
                 "pid": program.pid,
                 "uptime_s": program.uptime_s,
             }
             for program in programs
         ],
-        "deployments": _deployments(down=not programs and was_up(home)),
+        "deployments": deployments,
     }
 
 
 def was_up(home: Home) -> bool:
     """True where engines run under this home's own supervisor: without it, none of them runs."""
     return (home.supervisor / "supervisord.conf").exists()
+
+
+def _proved_engines() -> set[tuple[str, int | None]]:
+    """Engines of this machine that have proved themselves, each with its process.
+
+    The supervisor calls a program "starting" until it has run for as long as its model may take
+    to load; the probes know sooner.
+    """
+    from django.conf import settings
+
+    from deployments.models import Replica, ReplicaState
+
+    ready = Replica.objects.filter(state=ReplicaState.READY, host__name=settings.HOST_NAME)
+    return set(ready.values_list("uid", "pid"))
 
 
 def _deployments(*, down: bool) -> list[dict[str, Any]]:
@@ -273,7 +296,12 @@ def status(*, as_json: JsonFlag = False) -> None:
         return
     console.print(f"panel  {found['panel_url']}\nAPI    {found['gate_url']}/v1\n")
     table(
-        ["service", "state", "pid", "up for"],
+        [
+            Column("service", whole=True),
+            Column("state", whole=True),
+            Column("pid", whole=True, right=True, drop=2),
+            Column("up for", whole=True, drop=1),
+        ],
         [
             [
                 escape(s["name"]),
@@ -287,7 +315,12 @@ def status(*, as_json: JsonFlag = False) -> None:
     )
     console.print()
     table(
-        ["deployment", "model name", "live", "state"],
+        [
+            Column("deployment", whole=True),
+            Column("model name", drop=1),
+            Column("live", whole=True),
+            Column("state", whole=True),
+        ],
         [
             [
                 escape(d["name"]),

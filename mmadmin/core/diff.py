@@ -3,13 +3,16 @@
 Fields of the deployment file, pinned sources, what was built, the engine's command and the chat
 template are compared each in its own words. Paths of the store are shown by the object's name
 without its hash, so that a command differs only where its meaning does.
+
+A row has two faces: `field`, `before` and `after` are for programs and stable; `label`, `was` and
+`now` are the same for people, with units.
 """
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -35,9 +38,74 @@ class DiffRow:
     after: str | None
     """None = it is not there."""
 
+    @property
+    def label(self) -> str:
+        """What differs, for people."""
+        return MEASURED[self.field].label if self._is_measured else self.field
+
+    @property
+    def was(self) -> str | None:
+        """`before` for people."""
+        return self._in_words(self.before)
+
+    @property
+    def now(self) -> str | None:
+        """`after` for people; of a figure also by how much it went up or down."""
+        words = self._in_words(self.after)
+        if not self._is_measured or words is None or self.before is None:
+            return words
+        percent = _percent(self.before, str(self.after))
+        return f"{words} ({percent:+d} %)" if percent else words
+
+    @property
+    def _is_measured(self) -> bool:
+        return self.section == "speed" and self.field in MEASURED
+
+    def _in_words(self, value: str | None) -> str | None:
+        if value is None or not self._is_measured or not value.isdecimal():
+            return value
+        return MEASURED[self.field].words(int(value))
+
     def as_json(self) -> dict[str, Json]:
         """As data for pages and the API."""
         return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A figure of the probe report: what people call it, and how they read it."""
+
+    label: str
+    words: Callable[[int], str]
+
+
+def _milli_per_s(value: int) -> str:
+    return f"{value / 1000:.1f} tokens/s"
+
+
+def _ms(value: int) -> str:
+    return f"{value} ms" if value < SECOND_MS else f"{value / SECOND_MS:.1f} s"
+
+
+def _percent(before: str, after: str) -> int:
+    """By how many percent `after` is more; 0 where that cannot be said."""
+    if not before.isdecimal() or not after.isdecimal() or int(before) == 0:
+        return 0
+    return round(100 * (int(after) - int(before)) / int(before))
+
+
+SECOND_MS = 1000
+MEASURED: Mapping[str, Measured] = {
+    "load_ms": Measured("time to load", _ms),
+    "ttft_ms": Measured("time to the first token", _ms),
+    "prompt_tokens_per_s_milli": Measured("prompt speed", _milli_per_s),
+    "generation_tokens_per_s_milli": Measured("generation speed", _milli_per_s),
+}
+
+
+def telling(rows: Sequence[DiffRow], most: int) -> list[DiffRow]:
+    """The few differences that say most: what a person wrote, else whatever there is."""
+    return ([row for row in rows if row.section == "spec"] or list(rows))[:most]
 
 
 @dataclass(frozen=True, slots=True)

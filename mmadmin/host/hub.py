@@ -15,9 +15,9 @@ import os
 import re
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import TypeVar
-from urllib.parse import quote
+from dataclasses import dataclass, field
+from typing import TypeVar, cast
+from urllib.parse import quote, urlsplit
 
 import httpx
 import httpx2
@@ -47,10 +47,19 @@ from mmadmin.host.policy import Policy
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 API_TIMEOUT_S = 60.0
+CONNECT_TIMEOUT_S = 5.0
+"""A hub that is there takes the connection sooner: two lost packets are forgiven."""
+TIMEOUTS = httpx2.Timeout(API_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
+ASKED_BY_A_PERSON = Policy(attempts=2)
+"""Who waits before a screen is told soon; a worker's job tries on."""
 SMALL_FILE_LIMIT = 64 << 20
 """Bytes; the hub keeps larger files in LFS, with a digest."""
 
 T = TypeVar("T")
+
+
+def _silent(_line: str) -> None:
+    return
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +82,8 @@ class Hub:
     endpoint: str
     token: str | None = None
     policy: Policy = Policy()  # noqa: RUF009 (frozen)
+    say: Callable[[str], None] = field(default=_silent, compare=False)
+    """Told what is waited for."""
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] | None = None) -> Hub:
@@ -84,6 +95,11 @@ class Hub:
 
     def __repr__(self) -> str:
         return f"Hub({self.endpoint!r}, token={'set' if self.token else 'none'})"
+
+    @property
+    def host(self) -> str:
+        """Whom we ask, for people."""
+        return urlsplit(self.endpoint).netloc.rpartition("@")[2] or self.endpoint
 
     def resolve(self, repo: str, revision: str = "main") -> str:
         """The 40-hex commit that a branch, tag or commit means now.
@@ -105,7 +121,7 @@ class Hub:
         return self._ask(
             repo,
             revision,
-            lambda api: api.model_info(repo, revision=revision, timeout=API_TIMEOUT_S),
+            lambda api: api.model_info(repo, revision=revision, timeout=cast("float", TIMEOUTS)),
         )
 
     def files(self, repo: str, commit: str) -> list[HubFile]:
@@ -177,10 +193,16 @@ class Hub:
             except httpx2.HTTPError as error:
                 wait, last = None, error
             if attempt < self.policy.attempts:
-                time.sleep(self.policy.backoff_s * 2 ** (attempt - 1) if wait is None else wait)
+                pause = self.policy.backoff_s * 2 ** (attempt - 1) if wait is None else wait
+                self.say(
+                    f"{self.host} does not answer ({type(last).__name__}); "
+                    f"asking again in {pause:.0f} s ({attempt + 1} of {self.policy.attempts})"
+                )
+                time.sleep(pause)
         raise SourceUnavailable(
-            f"{label}: the hub does not answer ({type(last).__name__})",
-            remedy="check the network and HF_ENDPOINT, and retry",
+            f"{label}: the hub at {self.host} does not answer ({type(last).__name__})",
+            remedy="check the network; HF_ENDPOINT names another hub or a mirror. What `mm lock` "
+            "or an earlier plan has pinned is not asked again",
         ) from last
 
     def _wait_after(self, error: HfHubHTTPError, label: str) -> float | None:
@@ -229,7 +251,7 @@ def _use_timeouts() -> None:
 
     def factory() -> httpx2.Client:
         session = default_client_factory()
-        session.timeout = httpx2.Timeout(API_TIMEOUT_S)
+        session.timeout = TIMEOUTS
         return session
 
     huggingface_hub.set_client_factory(factory)

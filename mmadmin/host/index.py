@@ -28,7 +28,7 @@ from mmadmin.core.errors import SourceMissing, SourceUnavailable
 from mmadmin.host.download import Remote, tls
 
 Kind = Literal["sdist", "wheel"]
-TIMEOUT_S = 60.0
+TIMEOUTS = httpx2.Timeout(60.0, connect=5.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ def find(
     """
     config = pip_config() if config is None else config
     with PyPIClient(
-        verify=tls(config.cert), trusted_hosts=config.trusted_hosts, timeout=TIMEOUT_S
+        verify=tls(config.cert), trusted_hosts=config.trusted_hosts, timeout=TIMEOUTS
     ) as session:
         finder = PackageFinder(
             session=cast("Fetcher", session),

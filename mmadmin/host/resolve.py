@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Literal
 from urllib.parse import unquote, urlsplit
@@ -103,7 +103,7 @@ class _Asker:
     """Answers the questions of one lock."""
 
     def __init__(self, sources: Sources, on_progress: Callable[[str], None]) -> None:
-        self._sources = sources
+        self._sources = replace(sources, hub=replace(sources.hub, say=on_progress))
         self._say = on_progress
 
     def model(self, model: ModelSpec) -> tuple[tuple[LockedFile, ...], tuple[LockedFile, ...]]:
@@ -146,7 +146,7 @@ class _Asker:
 
     def _hub(self, model: ModelSpec) -> tuple[tuple[LockedFile, ...], tuple[LockedFile, ...]]:
         hub = self._sources.hub
-        self._say(f"asking the hub for {model.repo}@{model.revision}")
+        self._say(f"asking {hub.host} for {model.repo}@{model.revision}")
         commit = hub.resolve(model.repo, model.revision)
         listing = {file.path: file for file in hub.files(model.repo, commit)}
         known = [RepoFile(file.path, file.size, file.sha256) for file in listing.values()]

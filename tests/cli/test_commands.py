@@ -5,6 +5,7 @@ import json
 import re
 import subprocess
 import sys
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -18,16 +19,18 @@ from deployments.models import (
     Deployment,
     Generation,
     Host,
+    ReplicaState,
     Role,
     Transition,
     User,
 )
 from mmadmin.cli import installation
 from mmadmin.cli.main import app
-from mmadmin.cli.output import of_the_disk
+from mmadmin.cli.output import of_the_disk, when_text
 from mmadmin.core.errors import Conflict, DiskFull, InvalidInput, NotFound, Refused
 from mmadmin.core.home import Home
-from mmadmin.core.lifecycle import GenerationState
+from mmadmin.core.lifecycle import GenerationState, JobState
+from mmadmin.host.supervisor import ProgramStatus, Supervisor
 
 pytestmark = pytest.mark.django_db
 
@@ -91,6 +94,21 @@ def test_keys_issue_list_revoke(alice: User) -> None:
     assert mm_json("keys", "revoke", f"sk-mm-{issued['id']}")["state"] == "revoked"
     assert ClientKey.objects.get().revoked_at is not None
     assert AuditEvent.objects.filter(verb="key.revoke", actor=alice).count() == 1
+
+
+def test_revoking_again_says_since_when_and_by_whom(alice: User) -> None:
+    """The first time it is revoked, the second it had been, and nothing is written twice."""
+    User.objects.create_superuser(username="bea", role=Role.ADMIN)
+    key = mm_json("keys", "issue", "--owner", "carol")["id"]
+    assert mm("--as", "bea", "keys", "revoke", key) == f"sk-mm-{key} of carol is revoked\n"
+    since = ClientKey.objects.get().revoked_at
+    again = mm("keys", "revoke", key)
+    assert again == f"sk-mm-{key} of carol was revoked before: {when_text(since)}, by bea\n"
+    told = mm_json("keys", "revoke", key)
+    assert told["revoked_by"] == "bea"
+    assert datetime.fromisoformat(told["revoked_at"]) == since.replace(microsecond=0)
+    assert ClientKey.objects.get().revoked_at == since
+    assert AuditEvent.objects.filter(verb="key.revoke").count() == 1
 
 
 def test_keys_rotate_gives_a_successor(alice: User) -> None:
@@ -164,8 +182,45 @@ def test_rollback_asks_for_a_reason(served: Deployment) -> None:
 def test_cancel_ends_what_is_queued(served: Deployment) -> None:
     """A queued activation is cancelled at once, and a second cancel says that nothing is on."""
     mm("rollback", "tiny", "--reason", "x", "--detach")
-    assert mm_json("cancel", "tiny")["activation"] == served.activations.get().pk
+    assert mm_json("cancel", "tiny") == {
+        "build": None,
+        "activation": served.activations.get().pk,
+        "states": {"activation": "cancelled"},
+    }
     assert "not in the middle" in mm("cancel", "tiny")
+
+
+def test_cancel_of_what_runs_is_a_request(served: Deployment, alice: User) -> None:
+    """Its worker ends it: nothing is called cancelled before it is."""
+    mm("rollback", "tiny", "--reason", "x", "--detach")
+    served.activations.update(state=JobState.RUNNING)
+    number = served.activations.get().pk
+    said = mm("cancel", "tiny")
+    assert said.startswith(f"activation {number} is asked to stop")
+    assert "cancelled" not in said
+    assert served.activations.get().cancel_requested_at is not None
+    assert mm_json("cancel", "tiny")["states"] == {"activation": "running"}
+
+
+def test_an_engine_that_has_proved_itself_runs(
+    served: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The supervisor calls it "starting" for a while yet; with another process it is believed."""
+    made = served.live.replicas.create(
+        uid="tiny.2.abc", host=served.host, port=1, pid=123, state=ReplicaState.READY
+    )
+    log = Path("x.log")
+    running = [
+        ProgramStatus("tiny.2.abc", "STARTING", 123, 3, 0, log, ""),
+        ProgramStatus("tiny.1.abc", "STARTING", 124, 3, 0, log, ""),
+    ]
+    monkeypatch.setattr(Supervisor, "running", lambda _self: True)
+    monkeypatch.setattr(Supervisor, "status", lambda _self: running)
+    states = {s["name"]: s["state"] for s in mm_json("status")["services"]}
+    assert states == {"tiny.2.abc": "running", "tiny.1.abc": "starting"}
+    made.pid = 99
+    made.save()
+    assert {s["state"] for s in mm_json("status")["services"]} == {"starting"}
 
 
 def test_password_is_new_and_works(alice: User) -> None:
@@ -215,7 +270,8 @@ def test_exit_codes(words: list[str], code: int, says: str, tmp_path: Path) -> N
     assert says in done.stdout + done.stderr
     assert "Traceback" not in done.stderr
     if "--json" in words and code:
-        assert json.loads(done.stdout)["error"]["message"]
+        assert not done.stdout, "a pipe gets data only"
+        assert json.loads(done.stderr)["error"]["message"]
 
 
 def test_a_full_disk_is_said_in_words() -> None:

@@ -10,16 +10,20 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from mmadmin.cli.asking import asking, hub_for
+from mmadmin.cli.build import plan
 from mmadmin.cli.fit import browse, fit
+from mmadmin.core.errors import SourceUnavailable
 from tests.core.gguf_tables import mistral_medium
 from tests.host.test_hub_browser import header
-from tests.support.hub import LocalHub, local_hub
+from tests.support.hub import LocalHub, local_hub, status
 
 SEED = Path(__file__).parents[2] / "deployments/catalog/mistral-medium-3.5-v100.toml"
 REPO = "unsloth/Mistral-Medium-3.5-128B-GGUF"
 app = typer.Typer()
 app.command("fit")(fit)
 app.command("browse")(browse)
+app.command("plan")(plan)
 
 
 @pytest.fixture
@@ -62,3 +66,31 @@ def test_browse_lists_sets_and_licence(local: LocalHub) -> None:
     assert "apache-2.0" in done.output
     data = json.loads(CliRunner().invoke(app, ["browse", REPO, "--json"]).stdout)
     assert data["sets"][0]["quant"] == "Q4_K_M"
+
+
+@pytest.mark.parametrize(
+    "words", [["browse", REPO], ["fit", str(SEED), "--on", "v100x4"], ["plan", str(SEED)]]
+)
+def test_a_hub_that_is_away_is_told_soon(words: list[str], local: LocalHub) -> None:
+    """What is asked is said at once, and every further try; stdout has nothing."""
+    local.fail("/api/", *[status(503)] * 9)
+    with pytest.raises(SourceUnavailable, match=r"HF_ENDPOINT") as caught:
+        CliRunner().invoke(app, words, catch_exceptions=False)
+    assert "mm lock" in caught.value.remedy
+    assert len(local.requests("/api/")) == 2
+
+
+def test_what_is_asked_is_said_on_stderr(
+    local: LocalHub, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The question, and that it was asked again; data goes to stdout alone."""
+    local.fail("/api/", status(503))
+    with asking("looking", quiet=False) as say:
+        assert hub_for(say).resolve(REPO)
+    said = capfd.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("looking …")
+    assert "does not answer (HfHubHTTPError); asking again in 1 s (2 of 2)" in said.err
+    with asking("looking", quiet=True) as say:
+        say("nothing")
+    assert capfd.readouterr().err == ""

@@ -72,6 +72,23 @@ def test_ports_are_remembered_and_the_environment_goes_first(
     assert mode(installation.settings_file(Home(tmp_path))) == 0o600
 
 
+def test_a_variable_that_is_set_to_nothing_is_not_set(
+    tmp_path: Path, clean_env: pytest.MonkeyPatch
+) -> None:
+    """`MM_PANEL_PORT= mm …` means the remembered port, not the default one; a file counts too."""
+    clean_env.setenv("MM_HOME", str(tmp_path))
+    clean_env.setenv("MM_PANEL_PORT", "8123")
+    installation.prepare(Home(tmp_path))
+    for name in ("MM_PANEL_PORT", "MM_HOST_NAME", "MM_LOG_LEVEL", "MM_GATE_ORIGIN"):
+        clean_env.setenv(name, "")
+    (tmp_path / "origin").write_text("https://api.example.org\n")
+    clean_env.setenv("MM_GATE_ORIGIN_FILE", str(tmp_path / "origin"))
+    installation.load_environment()
+    assert Ports.from_env().panel == 8123
+    assert {"MM_HOST_NAME", "MM_LOG_LEVEL"}.isdisjoint(os.environ)
+    assert os.environ["MM_GATE_ORIGIN"] == "https://api.example.org"
+
+
 def test_without_mm_home_the_state_is_in_the_checkout(clean_env: pytest.MonkeyPatch) -> None:
     """`mm` finds its state wherever it is typed."""
     clean_env.chdir("/")

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from mmadmin.cli.store import app
-from mmadmin.cli.store_names import bytes_of, seconds_of
+from mmadmin.cli.store_names import bytes_of, resolve_name, seconds_of
 from mmadmin.core.errors import MmError
 from mmadmin.core.store import Store, StoreObject
 from mmadmin.host.substitute import serve
@@ -37,6 +37,14 @@ def model(store: Store) -> StoreObject:
     store.add_root("generation", "smol/1", system.name, "live")
     add(store, "loose", {"f": b"l" * 100_000})
     return found
+
+
+def test_a_name_may_be_shortened(store: Store, model: StoreObject) -> None:
+    """The beginning, the own name, or as narrow tables show it: each leads to the one object."""
+    for short in (model.name[:10], "model", f"{model.name[:12]}…-model", f"{model.name[:4]}…"):
+        assert resolve_name(store, short) == model.name
+    with pytest.raises(MmError, match="no object is called"):
+        resolve_name(store, f"{model.name[:12]}…-loose")
 
 
 def mm(*words: str, status: int = 0) -> str:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mmadmin.core.assemble import assemble
 from mmadmin.core.derivation import graph_to_json
-from mmadmin.core.diff import DiffRow, Side, diff, template_rows
+from mmadmin.core.diff import DiffRow, Side, diff, telling, template_rows
 from mmadmin.core.lock import lock_as_json
 from mmadmin.core.spec import parse_spec
 from tests.core.test_assemble import BIG_LOCK, COMMIT, ENGINE, LAPTOP, SMALL_LOCK, V100S
@@ -134,6 +134,36 @@ def test_probes_and_speed_are_compared():
         ("probes", "tool-call"): ("passed", "failed"),
         ("speed", "tok_s"): ("9", "8"),
     }
+
+
+def test_figures_are_read_in_words_and_stay_raw_for_programs():
+    """Names, units and by how much, for people; names and numbers as they were, in the data."""
+    before = {"measured": {"generation_tokens_per_s_milli": 41234, "load_ms": 900, "x": 1}}
+    after = {"measured": {"generation_tokens_per_s_milli": 43000, "load_ms": 12340, "x": 2}}
+    found = diff(Side(SMALL, probes=before), Side(SMALL, probes=after))
+    assert [(row.label, row.was, row.now) for row in found] == [
+        ("generation speed", "41.2 tokens/s", "43.0 tokens/s (+4 %)"),
+        ("time to load", "900 ms", "12.3 s (+1271 %)"),
+        ("x", "1", "2"),
+    ]
+    assert [row.as_json()["field"] for row in found][:2] == [
+        "generation_tokens_per_s_milli",
+        "load_ms",
+    ]
+    assert found[0].as_json()["after"] == "43000"
+    slower = DiffRow("speed", "ttft_ms", "1000", "500")
+    assert (slower.label, slower.now) == ("time to the first token", "500 ms (-50 %)")
+    assert DiffRow("speed", "ttft_ms", None, "500").now == "500 ms"
+    assert DiffRow("speed", "ttft_ms", "0", "500").now == "500 ms", "no share of nothing"
+    assert DiffRow("speed", "ttft_ms", "1000", "1001").now == "1.0 s", "no change that one sees"
+    assert DiffRow("spec", "load_ms", "1", "2").now == "2", "only what was measured"
+
+
+def test_the_telling_rows_are_those_that_a_person_wrote():
+    """What stands in the deployment file says most; without it whatever there is."""
+    rows = [DiffRow("build", "a", "1", "2"), DiffRow("spec", "b", "1", "2")]
+    assert telling(rows, 3) == [rows[1]]
+    assert telling(rows[:1] * 5, 3) == rows[:1] * 3
 
 
 def test_a_file_that_no_longer_parses_is_still_shown():

@@ -77,7 +77,7 @@ class Installation:
         return Supervisor(self.home)
 
     def run(self, *words: str, code: int = 0, timeout_s: float = 600) -> str:
-        """Run `mm` with these words; it must end with `code`. Its stdout."""
+        """Run `mm` with these words; it must end with `code`. What it said; errors stand alone."""
         done = subprocess.run(
             [*MM, *words],
             cwd=ROOT,
@@ -89,7 +89,7 @@ class Installation:
             timeout=timeout_s,
         )
         assert done.returncode == code, f"mm {' '.join(words)}\n{done.stdout}\n{done.stderr}"
-        return done.stdout
+        return done.stdout or done.stderr
 
     def json(self, *words: str, code: int = 0) -> Any:
         """Run `mm … --json`; the document."""

@@ -20,7 +20,13 @@ from mmadmin.core.errors import (
     Unauthorized,
 )
 from mmadmin.core.recipes.fetch import RECIPE as FETCH
-from mmadmin.host.hub import Hub
+from mmadmin.host.hub import (
+    API_TIMEOUT_S,
+    ASKED_BY_A_PERSON,
+    CONNECT_TIMEOUT_S,
+    TIMEOUTS,
+    Hub,
+)
 from mmadmin.host.policy import Policy
 from tests.support.hub import LocalHub, local_hub, status
 from tests.support.tools import attempt
@@ -183,6 +189,16 @@ def test_too_many_requests_are_waited_out_up_to_a_cap(local: LocalHub) -> None:
 
 
 def test_an_unreachable_hub_is_given_up_in_words() -> None:
-    """Nobody listens: a few tries, then the remedy."""
-    with pytest.raises(SourceUnavailable, match="HF_ENDPOINT"):
-        Hub("http://127.0.0.1:9", policy=Policy(backoff_s=0.01, attempts=2)).resolve("a/b")
+    """Nobody listens: each further try is said, then the remedy."""
+    said: list[str] = []
+    policy = Policy(backoff_s=0.01, attempts=3)
+    with pytest.raises(SourceUnavailable, match=r"the hub at 127\.0\.0\.1:9 .*HF_ENDPOINT"):
+        Hub("http://user:canary@127.0.0.1:9", policy=policy, say=said.append).resolve("a/b")
+    assert [line.split("(")[-1] for line in said] == ["2 of 3)", "3 of 3)"]
+    assert all(line.startswith("127.0.0.1:9 does not answer (Connect") for line in said)
+
+
+def test_a_connection_is_waited_for_less_long_than_an_answer() -> None:
+    """Both of the hub's questions have it: a hub that is away is told in seconds."""
+    assert TIMEOUTS.connect == CONNECT_TIMEOUT_S < TIMEOUTS.read == API_TIMEOUT_S
+    assert ASKED_BY_A_PERSON.attempts < Policy().attempts

@@ -63,7 +63,7 @@ def client(cert: str = "", *, stall_s: float = 60.0) -> httpx.Client:
     return httpx.Client(
         verify=tls(cert),
         follow_redirects=True,
-        timeout=httpx.Timeout(30.0, read=stall_s),
+        timeout=httpx.Timeout(30.0, connect=10.0, read=stall_s),
         headers={"User-Agent": AGENT, "Accept-Encoding": "identity"},
     )
 
