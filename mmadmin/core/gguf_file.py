@@ -87,6 +87,7 @@ TENSOR_TYPES: Mapping[int, tuple[str, int, int]] = {
     41: ("Q1_0", 128, 18),
 }
 """ggml type → (name, elements a block, bytes a block)."""
+TYPE_NUMBERS: Mapping[str, int] = {name: number for number, (name, _, _) in TENSOR_TYPES.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +134,8 @@ class GgufHeader:
     """Bytes up to where the tensor data begins."""
     file_size: int
     by_name: Mapping[str, Tensor] = field(compare=False)
+    places: Mapping[str, tuple[int, int]] = field(compare=False)
+    """Where each metadata entry lies: its first byte, and the one after its last."""
 
     @property
     def tensor_bytes(self) -> int:
@@ -214,11 +217,14 @@ def read_stream(stream: BinaryIO, file_size: int, name: str) -> GgufHeader:
     version, tensor_count, kv_count = _counts(reader)
     metadata: dict[str, Value] = {}
     types: dict[str, str] = {}
+    places: dict[str, tuple[int, int]] = {}
     for _ in range(kv_count):
+        begin = reader.offset
         key = reader.text("a metadata key", MAX_KEY)
         if not key or key in metadata:
             reader.refuse(f"the metadata key {key!r} is empty or there twice")
         types[key], metadata[key] = _value(reader, key)
+        places[key] = begin, reader.offset
     if tensor_count > reader.left // LEAST_TENSOR_BYTES:
         reader.refuse(f"it claims {tensor_count} tensors")
     alignment = _alignment(reader, metadata)
@@ -230,7 +236,15 @@ def read_stream(stream: BinaryIO, file_size: int, name: str) -> GgufHeader:
     _check_tensors(reader, tensors, alignment)
     by_name = {tensor.name: tensor for tensor in tensors}
     return GgufHeader(
-        version, metadata, types, tensors, alignment, min(start, file_size), file_size, by_name
+        version=version,
+        metadata=metadata,
+        types=types,
+        tensors=tensors,
+        alignment=alignment,
+        header_size=min(start, file_size),
+        file_size=file_size,
+        by_name=by_name,
+        places=places,
     )
 
 

@@ -19,6 +19,7 @@ def make_model(
     template: str | None = None,
     extra: dict[str, str] | None = None,
     width: int = 7,
+    alignment: int = 0,
 ) -> list[Path]:
     """Write a model of f32 tensors with shapes (5, w), (6, w), …; its files in order.
 
@@ -26,6 +27,8 @@ def make_model(
     """
     generator = np.random.default_rng(seed)
     writer = GGUFWriter(path, "llama", split_max_tensors=split)
+    if alignment:
+        writer.add_custom_alignment(alignment)
     writer.add_name("tiny")
     writer.add_block_count(2)
     writer.add_context_length(128)

@@ -4,17 +4,20 @@ inputs: `shards` (an object with the whole set under its own names), `engine` (w
 `bin/llama-gguf-split`). params: `{"first": "dir/name-00001-of-0000N.gguf", "output": "name.gguf"}`.
 
 Before: the set is complete, each shard whole (its tensors lie inside it), in its place
-(`split.no`), of one model (`split.tensors.count`, metadata); there is room. After: every metadata
-key and array equal, every tensor equal byte for byte. The tool writes to a scratch name and never
-deletes a shard. A merge that does not pass is no object.
+(`split.no`), of one model (`split.tensors.count`, metadata); there is room. Meanwhile: the digest
+that the file must have is computed from the shards. After: every metadata key and array equal,
+every tensor equal byte for byte. The tool writes to a scratch name and never deletes a shard. A
+merge that does not pass is no object.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from mmadmin.core.errors import InvalidDerivation, InvalidModel, StepFailed
+from mmadmin.core.foretold import DigestAhead, foretell
 from mmadmin.core.merged import check_merged
 from mmadmin.core.model_check import ask
 from mmadmin.core.recipe import Determinism, FixedFile, Growing, Params, Recipe, Toolbox
@@ -27,7 +30,7 @@ from mmadmin.core.recipe_params import (
     relative_path,
     text,
 )
-from mmadmin.core.shards import find_set, parse_name, read_set
+from mmadmin.core.shards import Shard, find_set, parse_name, read_set
 
 PROGRAM = "bin/llama-gguf-split"
 HEADER_ROOM = 1 << 20
@@ -82,11 +85,22 @@ class Merge:
         tools.log(f"{len(shards)} shards, {size} bytes: complete and of one model")
         tools.reserve(size + HEADER_ROOM)
         scratch = tools.scratch / "merged.gguf"
-        try:
-            tools.run(
-                [str(program), "--merge", str(shards[0].path), str(scratch)],
-                grows=Growing(scratch, size),
+        with ExitStack() as stack:
+            foretold = foretell(shards)
+            ahead = stack.enter_context(DigestAhead(foretold)) if foretold else None
+            self._run(program, shards, Growing(scratch, size), tools)
+            tools.log("comparing every key, array and tensor with the shards")
+            digest = check_merged(
+                scratch, shards, lambda done, total: tools.progress(done, total, "bytes"), ahead
             )
+        merged = at_path(out, text(params, "output", self.kind))
+        scratch.rename(merged)
+        tools.hashed(merged, digest)
+        tools.log(f"merged and proven: sha256 {digest}")
+
+    def _run(self, program: Path, shards: Sequence[Shard], grows: Growing, tools: Toolbox) -> None:
+        try:
+            tools.run([str(program), "--merge", str(shards[0].path), str(grows.path)], grows=grows)
         except StepFailed as error:
             raise StepFailed(
                 f"{error.message} (its errors always name the first shard; all shards passed "
@@ -94,14 +108,6 @@ class Merge:
                 remedy=error.remedy,
                 **error.details,
             ) from error
-        tools.log("comparing every key, array and tensor with the shards")
-        digest = check_merged(
-            scratch, shards, lambda done, total: tools.progress(done, total, "bytes")
-        )
-        merged = at_path(out, text(params, "output", self.kind))
-        scratch.rename(merged)
-        tools.hashed(merged, digest)
-        tools.log(f"merged and proven: sha256 {digest}")
 
 
 RECIPE: Recipe = Merge()

@@ -196,6 +196,26 @@ def test_the_real_models_split_like_the_seeds_repository_merges(
     assert tensor_digests(out / "smol.gguf", merged) == tensor_digests(engine_store.model, original)
 
 
+@pytest.mark.engine
+def test_another_alignment_is_proven_or_refused(tmp_path: Path, engine_store: EngineStore) -> None:
+    """The tool pads by 32 whatever the model says: right by luck, and then hashed afterwards."""
+    outcomes = []
+    for length in (1, 33):
+        folder = tmp_path / str(length)
+        make_shards(folder / "s", alignment=64, width=64, extra={"x.pad": "p" * length})
+        work = attempt(folder / "work")
+        inputs = {"shards": folder / "s", "engine": engine_store.path("engine")}
+        try:
+            merged = work.build(RECIPE, PARAMS, **inputs) / "m.gguf"
+        except InvalidModel:
+            outcomes.append("refused")
+        else:
+            digest = hashlib.sha256(merged.read_bytes()).hexdigest()
+            assert work.tools.known == {"m.gguf": digest}
+            outcomes.append("proven")
+    assert sorted(outcomes) == ["proven", "refused"]
+
+
 # --- a tool that lies --------------------------------------------------------------------------
 
 
