@@ -205,6 +205,14 @@ def diff(
     return [s.DiffRowOut.of(row) for row in queries.diff(who(request), name, a, b)]
 
 
+@deployments.get("/{name}/preview", response={200: s.PreviewOut, **ERRORS})
+def preview(
+    request: HttpRequest, name: str, to: int | None = Query(None, ge=1, le=2**31 - 1)
+) -> Any:
+    """What activating generation `to` would do, or (left out) a roll-back; changes nothing."""
+    return s.PreviewOut.of(queries.preview(who(request), name, to))
+
+
 @deployments.post("/{name}/activate", response={202: s.ActivationOut, **ERRORS})
 def activate(request: HttpRequest, name: str, body: s.ActivateIn) -> Any:
     """Make a built generation live."""

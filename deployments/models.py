@@ -87,6 +87,15 @@ class Deployment(models.Model):
     def __str__(self) -> str:
         return self.name
 
+    def rollback_target(self) -> Generation | None:
+        """What a roll-back without a number brings back: the last that was live and is not bad."""
+        once_live = self.generations.filter(
+            transitions__after=GenerationState.LIVE, state=GenerationState.RETIRED
+        ).exclude(mark=Mark.BAD)
+        if self.live is not None:
+            once_live = once_live.filter(number__lt=self.live.number)
+        return once_live.order_by("-number").first()
+
 
 class Mark(models.TextChoices):
     """A person's word on a generation."""
@@ -130,6 +139,8 @@ class Generation(models.Model):
     """The chat template's text."""
     rendering = models.JSONField(null=True, blank=True)
     """What its patches change: `rendering.json` of the patched template; null = it has none."""
+    needs = models.JSONField(null=True, blank=True)
+    """The memory that its engine was predicted to hold (`core.foresight.Footprint`)."""
     size_bytes = models.BigIntegerField(default=0)
     """Of its closure: every object that it needs at run time."""
     created_at = models.DateTimeField(default=timezone.now, editable=False)

@@ -39,7 +39,7 @@ from deployments.actions.people import (
     set_user_active,
     token_user,
 )
-from deployments.actions.serving import activate, cancel_activation, rollback, rollback_target, stop
+from deployments.actions.serving import activate, cancel_activation, rollback, stop
 
 __all__ = [
     "acting_from",
@@ -71,7 +71,6 @@ __all__ = [
     "revoke_key",
     "revoke_token",
     "rollback",
-    "rollback_target",
     "rotate_key",
     "set_password",
     "set_role",

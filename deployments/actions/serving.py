@@ -13,7 +13,6 @@ from deployments.models import (
     ActivationKind,
     Deployment,
     Generation,
-    Mark,
     Role,
     User,
 )
@@ -40,22 +39,12 @@ def rollback(actor: User, name: str, *, to: int | None = None, reason: str) -> A
         raise InvalidInput("a roll-back needs a reason", remedy="say why, for the history")
     with transaction.atomic():
         deployment = locked_deployment(name)
-        target = generation_of(deployment, to) if to is not None else rollback_target(deployment)
+        target = generation_of(deployment, to) if to is not None else deployment.rollback_target()
         if target is None:
             raise Conflict(
                 f"{name} has no earlier generation that was live", remedy="name one with --to"
             )
         return _queue_activation(actor, deployment, target, ActivationKind.ROLLBACK, reason)
-
-
-def rollback_target(deployment: Deployment) -> Generation | None:
-    """The generation that a roll-back without a number would bring back."""
-    once_live = deployment.generations.filter(
-        transitions__after=GenerationState.LIVE, state=GenerationState.RETIRED
-    ).exclude(mark=Mark.BAD)
-    if deployment.live is not None:
-        once_live = once_live.filter(number__lt=deployment.live.number)
-    return once_live.order_by("-number").first()
 
 
 def stop(actor: User, name: str, *, reason: str = "") -> Activation:

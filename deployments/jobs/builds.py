@@ -65,6 +65,8 @@ class Description:
     """Of the closure."""
     rendering: Any = None
     """What the template's patches change, conversation by conversation; None = it has none."""
+    needs: Any = None
+    """The memory that its engine will hold here; None = it cannot be predicted."""
 
 
 class Hands(Protocol):
@@ -393,6 +395,7 @@ def _finish(
             command=list(described.command),
             template=described.template,
             rendering=described.rendering,
+            needs=described.needs,
             size_bytes=described.size_bytes,
             built_at=timezone.now(),
         )

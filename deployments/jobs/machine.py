@@ -24,6 +24,7 @@ from mmadmin.core.derivation import Derivation
 from mmadmin.core.engine import LaunchSpec, Seat, System
 from mmadmin.core.errors import Conflict, MmError
 from mmadmin.core.facts import HostFacts
+from mmadmin.core.foresight import footprint
 from mmadmin.core.home import Home
 from mmadmin.core.incarnation import Incarnation
 from mmadmin.core.lock import Lock
@@ -111,7 +112,19 @@ class Machine:
             template=found.template.read_text(encoding="utf-8") if found.template else None,
             size_bytes=sum(part.size for part in sizes if part is not None),
             rendering=rendering_of(found.template) if found.template else None,
+            needs=self._needs(found),
         )
+
+    def _needs(self, system: System) -> dict[str, Json] | None:
+        """The memory that its engine will hold on this machine; None where it is not known."""
+        facts = self.facts()
+        devices = self._devices(facts)
+        try:
+            made = fit.predict_system(system, facts, devices, fit.calibration_of(self.home))
+        except MmError as error:
+            log.warning("the memory of %s is not predicted: %s", system.alias, error)
+            return None
+        return footprint(made, devices).as_json()
 
     def toolbox(
         self,

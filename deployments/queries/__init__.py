@@ -5,6 +5,7 @@ queries that does not grow with the rows it returns.
 """
 
 from deployments.queries.books import budgets, request, usage, usage_events
+from deployments.queries.foreseeing import Preview, preview
 from deployments.queries.history import (
     HistoryRow,
     diff,
@@ -41,6 +42,7 @@ __all__ = [
     "DeploymentRow",
     "HistoryRow",
     "Page",
+    "Preview",
     "activation",
     "activations",
     "activity",
@@ -68,6 +70,7 @@ __all__ = [
     "key_events",
     "keys",
     "live_spans",
+    "preview",
     "request",
     "require",
     "revoked_by",

@@ -25,6 +25,7 @@ from deployments.schemas.deployments import (
     GenerationDetailOut,
     GenerationOut,
     HistoryOut,
+    PreviewOut,
     ReplicaOut,
     TransitionOut,
 )
@@ -85,6 +86,7 @@ __all__ = [
     "NewKeyOut",
     "NewTokenOut",
     "PageOut",
+    "PreviewOut",
     "ReasonIn",
     "ReplicaOut",
     "RequestOut",

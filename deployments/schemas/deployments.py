@@ -258,3 +258,35 @@ class GenerationDetailOut(HistoryOut):
             rendering=row.generation.rendering,
             transitions=[TransitionOut.of(transition) for transition in row.transitions],
         )
+
+
+class PreviewOut(Schema):
+    """What making a generation live would do, reckoned with what its host last reported."""
+
+    target: int
+    live: int | None
+    outlook: str = Field(description="overlap, swap, refused or unknown.")
+    words: str
+    waits_ms: int | None = Field(
+        description="How long new requests wait; 0 = not at all, null = it cannot be told."
+    )
+    drain_s: int = Field(description="How long running requests may still go on.")
+    load_ms: int
+    load_measured: bool = Field(description="False = reckoned from the size.")
+    ends: list[str] = Field(description="Generations whose engines end by it.")
+    stop_first: list[str] = Field(description="Deployments to stop first, so that there is room.")
+    build_first: list[str] | None = Field(
+        description="Objects that are gone from the store; null = another host's store."
+    )
+    facts_at: datetime | None
+
+    @classmethod
+    def of(cls, found: queries.Preview) -> PreviewOut:
+        """A preview."""
+        told: dict[str, Any] = found.foresight.as_json()
+        return cls(
+            **told,
+            target=found.target.number,
+            live=found.live.number if found.live else None,
+            facts_at=found.facts_at,
+        )

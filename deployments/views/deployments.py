@@ -142,6 +142,7 @@ def _go(
         "form": form,
         "kind": kind,
         "target": queries.generation(me, name, number) if number is not None else None,
+        "preview": queries.preview(me, name, number) if number is not None else None,
         "changes": queries.diff(me, name, row.live.number, number)
         if row.live and number is not None and row.live.number != number
         else [],
@@ -181,7 +182,7 @@ def rollback(request: HttpRequest, name: str, number: int) -> HttpResponse:
 def rollback_to_last(request: HttpRequest, name: str) -> HttpResponseBase:
     """Bring back what was live before; the next page shows which generation that is."""
     me = operator(request)
-    target = actions.rollback_target(queries.deployment(me, name).deployment)
+    target = queries.deployment(me, name).deployment.rollback_target()
     if target is None:
         messages.error(
             request, "There is no earlier generation that was live. Activate one from the history."

@@ -32,7 +32,7 @@ from mmadmin.core.errors import InvalidInput, NotFound
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from deployments.models import Activation, Build
+    from deployments.models import Activation, Build, User
     from deployments.queries import HistoryRow
     from mmadmin.core.diff import DiffRow
 
@@ -48,6 +48,7 @@ Reason = Annotated[str, typer.Option("--reason", "-m", help="Why; kept in the hi
 Detach = Annotated[bool, typer.Option("--detach", help="Do not wait for the end.")]
 
 
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what it would do.")]
 def read_spec(path: Path) -> str:
     """A deployment file's text; `NotFound` in words when there is none."""
     if str(path) == "-":
@@ -174,8 +175,9 @@ def activate(
     reason: Reason = "",
     detach: Detach = False,
     as_json: JsonFlag = False,
+    dry_run: DryRun = False,
 ) -> None:
-    """Make a built generation live.
+    """Make a built generation live; with --dry-run say whether it overlaps, and who waits.
 
     Example: mm activate smollm2-135m 2 --reason "evaluated well"
     """
@@ -184,31 +186,79 @@ def activate(
 
     activation = actions.activate(person, name, number, reason=reason)
     _run_activation(activation, detach=detach, as_json=as_json)
+    if dry_run:
+        _say_preview(person, name, number, as_json=as_json)
+        return
 
 
 def rollback(
     name: Name,
     *,
-    reason: Annotated[str, typer.Option("--reason", "-m", help="Why; kept in the history.")],
+    reason: Annotated[
+        str,
+        typer.Option("--reason", "-m", help="Why, which a roll-back needs; kept in the history."),
+    ] = "",
     to: Annotated[
         int | None, typer.Option("--to", help="Which generation; else the last one before.", min=1)
     ] = None,
     detach: Detach = False,
     as_json: JsonFlag = False,
+    dry_run: DryRun = False,
 ) -> None:
     """Bring an earlier generation back: same bytes, no network, no rebuild.
 
     Example: mm rollback smollm2-135m --reason "answers got worse"
     """
+    With --dry-run only says which one, whether it overlaps, and who waits.
+
     person = actor()
     from deployments import actions
 
     activation = actions.rollback(person, name, to=to, reason=reason)
     _run_activation(activation, detach=detach, as_json=as_json)
+    if dry_run:
+        _say_preview(person, name, to, as_json=as_json)
+        return
+    if not reason.strip():
+        raise typer.BadParameter("a roll-back needs one: say why", param_hint="'--reason'")
 
 
 def stop(
     name: Name, *, reason: Reason = "", detach: Detach = False, as_json: JsonFlag = False
+def _say_preview(person: User, name: str, number: int | None, *, as_json: bool) -> None:
+    """What making a generation live would do (without a number, a roll-back); does nothing."""
+    from deployments import queries
+
+    found = queries.preview(person, name, number)
+    told = found.foresight
+    if as_json:
+        live = found.live.number if found.live else None
+        emit_json(
+            {"target": found.target.number, "live": live, "facts_at": found.facts_at}
+            | told.as_json()
+        )
+        return
+    console.print(f"[bold]{escape(found.target.uid)}[/]: {styled(told.outlook)}")
+    console.print(escape(f"{told.words[0].upper()}{told.words[1:]}."))
+    how = "measured at its first start" if told.load.measured else "reckoned from its size"
+    loading = f"loading takes about {seconds_text(told.load.seconds)} ({how})"
+    if told.outlook == "refused":
+        return
+    if told.outlook == "swap":
+        console.print(
+            f"New requests wait for that long: {loading}; before it running ones may go on for "
+            f"{seconds_text(told.drain_s)} at most."
+        )
+    elif told.ends and told.outlook == "overlap":
+        console.print(f"No request waits; {loading}.")
+    else:
+        console.print(f"{loading[0].upper()}{loading[1:]}.")
+    if told.build_first is None:
+        console.print("Whether its host still has every object is seen there.")
+    else:
+        console.print("Nothing is downloaded or built.")
+
+
 ) -> None:
     """Take a deployment's live generation down.
 
@@ -382,7 +432,7 @@ def _history_json(row: HistoryRow) -> dict[str, Any]:
     }
 
 
-def diff(name: Name, a: Number, b: Number, *, as_json: JsonFlag = False) -> None:
+def diff(name: Name, a: Before, b: After, *, as_json: JsonFlag = False) -> None:
     """Compare two generations: spec, lock, model, template, flags, engine, speed.
 
     Example: mm diff smollm2-135m 1 2

@@ -200,7 +200,7 @@ def _on_devices(wanted: Wanted, host: HostView, gpus: Sequence[GpuFacts]) -> Can
         return Refusal(host.name, error.message, error.remedy)
     needs = dict(zip((gpu.index for gpu in gpus), prediction.per_device, strict=True))
     own = resident_bytes(prediction)
-    stop = _to_stop(needs, own, host)
+    stop = fewest_to_stop(needs, own, host)
     if stop is None:
         return _too_large(wanted, host, gpus, prediction)
     return Candidate(
@@ -222,7 +222,9 @@ def resident_bytes(prediction: Prediction) -> int:
     return prediction.host_bytes
 
 
-def _to_stop(needs: Mapping[int, int], host_bytes: int, host: HostView) -> tuple[str, ...] | None:
+def fewest_to_stop(
+    needs: Mapping[int, int], host_bytes: int, host: HostView
+) -> tuple[str, ...] | None:
     """The fewest running deployments whose end makes room; None = not even all of them."""
     free = {gpu.index: gpu.memory_free_bytes for gpu in host.facts.gpus}
     memory = host.facts.memory_available_bytes

@@ -179,6 +179,15 @@ def test_rollback_asks_for_a_reason(served: Deployment) -> None:
         mm("activate", "tiny", "1", "--detach")
 
 
+def test_a_dry_run_says_what_would_happen(served: Deployment) -> None:
+    """Which generation, whether it overlaps, and who waits; nothing is queued."""
+    told = mm_json("rollback", "tiny", "--dry-run")
+    assert (told["target"], told["outlook"]) == (1, "refused"), told
+    assert "build it again first" in told["words"]
+    assert "tiny/1: refused" in mm("activate", "tiny", "1", "--dry-run")
+    assert not served.activations.exists()
+
+
 def test_cancel_ends_what_is_queued(served: Deployment) -> None:
     """A queued activation is cancelled at once, and a second cancel says that nothing is on."""
     mm("rollback", "tiny", "--reason", "x", "--detach")

@@ -129,6 +129,7 @@ ENDPOINTS: list[tuple[str, str, Any, int, Role]] = [
     ("GET", "/deployments/smol/diff?a=1&b=2", None, 200, VIE),
     ("GET", "/deployments/smol/export", None, 200, VIE),
     ("GET", "/requests/{request}", None, 200, VIE),
+    ("GET", "/deployments/smol/preview?to=1", None, 200, VIE),
     ("POST", "/deployments/smol/activate", {"number": 1, "reason": "x"}, 202, OPR),
     ("POST", "/deployments/smol/rollback", {"reason": "worse"}, 202, OPR),
     ("POST", "/deployments/smol/stop", {"reason": "x"}, 202, OPR),
@@ -230,6 +231,7 @@ def test_every_endpoint_is_tested() -> None:
 MISSING = [
     ("GET", "/deployments/none"),
     ("GET", "/deployments/smol/generations/99"),
+    ("GET", "/deployments/smol/preview?to=99"),
     ("GET", "/builds/999999"),
     ("GET", "/builds/999999/log"),
     ("POST", "/builds/999999/cancel"),

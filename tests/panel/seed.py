@@ -167,6 +167,22 @@ MEMORY = {
     ],
     "local": [_compared("main memory", 0.291, 0.297)],
 }
+NEEDS = {
+    "mistral-medium-3.5": {
+        "devices": [0, 1, 2, 3],
+        "per_device": [int(size * GIB) for size in (24.13, 23.5, 23.44, 22.9)],
+        "host_bytes": 1_200_000_000,
+        "resident_bytes": 800_000_000,
+        "own_bytes": 800_000_000,
+    },
+    "smollm2-135m": {
+        "devices": [],
+        "per_device": [],
+        "host_bytes": 312_000_000,
+        "resident_bytes": 312_000_000,
+        "own_bytes": 220_000_000,
+    },
+}
 SYSTEM = "[SYSTEM_PROMPT]You are a careful assistant.[/SYSTEM_PROMPT]"
 RENDERING = {
     "format": 1,
@@ -259,6 +275,7 @@ def _generation(
         built_at=at + timedelta(minutes=6) if built else None,
         lock=_lock(spec, number) if built else None,
         command=COMMAND if built else None,
+        needs=NEEDS.get(deployment.name) if built else None,
         probe_report=PROBES | {"memory": MEMORY[deployment.host.name]}
         if built and state != "failed"
         else None,

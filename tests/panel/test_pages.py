@@ -193,6 +193,17 @@ def test_a_roll_back_needs_a_reason(operator: Client) -> None:
     assert not Activation.objects.filter(kind="rollback").exists()
 
 
+def test_a_roll_back_is_foreseen(operator: Client) -> None:
+    """Overlap or swap by the host's last word, how long requests wait, and of when that word is."""
+    html = operator.get(f"/deployments/{NAME}/generations/2/rollback/").content.decode()
+    assert "GPU 0 is short of 17.0 GiB" in html
+    assert f"{NAME}/5 comes back by itself" in html
+    assert "New requests wait about <strong>1 min 21 s</strong>" in html
+    Host.objects.update(facts={})
+    html = operator.get(f"/deployments/{NAME}/generations/2/rollback/").content.decode()
+    assert "its host has not reported yet" in html.lower()
+
+
 def test_a_roll_back_is_asked_for(operator: Client) -> None:
     """With a reason it is queued, and the deployment's page shows it under way."""
     answer = operator.post(

@@ -1,0 +1,141 @@
+"""What an activation or a roll-back would do, before anybody asks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from django.conf import settings
+
+from deployments.models import Deployment, Generation, Replica, ReplicaState, User
+from deployments.queries.looking import deployment_named, recorded, require
+from mmadmin.core.errors import MmError, NotFound
+from mmadmin.core.facts import HostFacts, host_facts_from_json
+from mmadmin.core.foresight import (
+    Footprint,
+    Foresight,
+    Load,
+    Situation,
+    footprint_from_json,
+    foresee,
+    load_time,
+)
+from mmadmin.core.placement import Running
+from mmadmin.core.spec import ActivationSpec, parse_spec
+from mmadmin.core.store import Store
+
+LOADS_LOOKED_AT = 10
+"""How fast a host reads is learned from so many of its newest generations that were measured."""
+RUNS = (ReplicaState.PROBING, ReplicaState.READY, ReplicaState.DRAINING)
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """What making a generation live would do, as far as the records know."""
+
+    target: Generation
+    live: Generation | None
+    foresight: Foresight
+    facts_at: datetime | None
+    """When the host reported what this was reckoned with."""
+
+
+def preview(actor: User, name: str, number: int | None = None) -> Preview:
+    """What activating a generation would do; without a number, a roll-back to the last one.
+
+    Raises `NotFound` when there is no such generation, or none to go back to.
+    """
+    require(actor)
+    of = deployment_named(name)
+    target = _generation(of, number) if number is not None else of.rollback_target()
+    if target is None:
+        raise NotFound(
+            f"{name} has no generation {number}"
+            if number is not None
+            else f"{name} has no earlier generation that was live"
+        )
+    running = list(
+        Replica.objects.filter(host=of.host, state__in=RUNS)
+        .select_related("generation__deployment")
+        .defer(*recorded("generation"))
+    )
+    live = of.live if of.live_id is not None else None
+    mine = [r for r in running if live is not None and r.generation_id == live.pk]
+    facts = _facts(of)
+    wanted = _wanted(target)
+    situation = Situation(
+        target=target.uid,
+        needs=_footprint(target),
+        mode=wanted.mode,
+        load=_load(target, of),
+        drain_s=wanted.drain_timeout_s,
+        facts=facts,
+        live=mine[0].generation.uid if mine else "",
+        leaving=next((r for m in mine if facts and (r := _holds(m, facts))), None),
+        others=[
+            held
+            for r in running
+            if facts and r.generation.deployment_id != of.pk and (held := _holds(r, facts))
+        ],
+        missing=_missing(target, of),
+    )
+    return Preview(target, live, foresee(situation), of.host.seen_at)
+
+
+def _facts(of: Deployment) -> HostFacts | None:
+    """What its host reported; None when it did not, or an earlier version did in another form."""
+    try:
+        return host_facts_from_json(of.host.facts) if of.host.facts else None
+    except (TypeError, KeyError):
+        return None
+
+
+def _generation(of: Deployment, number: int) -> Generation | None:
+    return of.generations.select_related("deployment").filter(number=number).first()
+
+
+def _wanted(target: Generation) -> ActivationSpec:
+    try:
+        return parse_spec(target.spec_toml).activation
+    except MmError:  # written for a later or an earlier version: the preflight says so
+        return ActivationSpec()
+
+
+def _footprint(generation: Generation) -> Footprint | None:
+    return footprint_from_json(generation.needs) if generation.needs else None
+
+
+def _holds(replica: Replica, facts: HostFacts) -> Running | None:
+    held = _footprint(replica.generation)
+    return held.running(replica.generation.deployment.name, replica.pid, facts) if held else None
+
+
+def _load(target: Generation, of: Deployment) -> Load:
+    """Its own measured time; else its size at the speed with which its host loads others."""
+    measured = (
+        Generation.objects.filter(deployment__host=of.host, size_bytes__gt=0)
+        .exclude(probe_report=None)
+        .order_by("-pk")
+        .values_list("size_bytes", "probe_report")[:LOADS_LOOKED_AT]
+    )
+    speeds = [
+        size / took.seconds
+        for size, report in measured
+        if (took := load_time(report, 0)).measured and took.seconds > 0
+    ]
+    return load_time(target.probe_report, target.size_bytes, _middle(speeds))
+
+
+def _middle(values: Sequence[float]) -> float | None:
+    return sorted(values)[len(values) // 2] if values else None
+
+
+def _missing(target: Generation, of: Deployment) -> tuple[str, ...] | None:
+    """Objects that it needs and the store lacks; None for another host's store."""
+    if of.host.name != settings.HOST_NAME:
+        return None
+    if not target.system:
+        return ("its system",)
+    lost = Store(settings.HOME.store).lost_reference(target.system)
+    return (lost,) if lost is not None else ()

@@ -1,0 +1,95 @@
+"""A preview says what an activation would do, from the records and the store, and changes nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from django.utils import timezone
+
+from deployments import actions, queries, tasks
+from deployments.models import Activation, AuditEvent, Deployment, Generation, Host, Replica
+from mmadmin.core.errors import NotFound, Refused
+from mmadmin.core.foresight import Footprint
+from tests.deployments import machines
+from tests.deployments.conftest import People
+from tests.deployments.specs import spec
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("toy_machine")]
+
+GIB = 2**30
+LOADED = {"measured": {"load_ms": 4000}}
+
+
+@pytest.fixture
+def served(people: People, host: Host) -> Deployment:
+    """Two built generations of 5 GiB each; the second is live, on a host with 8 GiB free."""
+    needs = Footprint((), (), 5 * GIB, 5 * GIB, 5 * GIB).as_json()
+    for number in (1, 2):
+        generation = actions.deploy(
+            people.bob, spec(context=1024 * number), reason="", activate=False
+        )
+        tasks.run_build(generation.builds.get().pk)
+        Generation.objects.filter(pk=generation.pk).update(needs=needs, size_bytes=GIB)
+    first, second = Generation.objects.order_by("number")
+    Generation.objects.filter(pk=first.pk).update(state="retired")
+    Generation.objects.filter(pk=second.pk).update(state="live", probe_report=LOADED)
+    first.transitions.create(before="probing", after="live", actor=people.bob)
+    Replica.objects.create(uid="r", generation=second, host=host, port=9, state="ready")
+    Deployment.objects.update(live=second)
+    Host.objects.update(facts=machines.FACTS.as_json(), seen_at=timezone.now())
+    return Deployment.objects.get()
+
+
+def free(memory_bytes: int) -> None:
+    """The host says that so much memory is free."""
+    facts = replace(machines.FACTS, memory_available_bytes=memory_bytes)
+    Host.objects.update(facts=facts.as_json())
+
+
+def test_overlap_and_swap_by_the_host_s_last_word(people: People, served: Deployment) -> None:
+    """By the memory that the host reported; the time by how fast the host loads."""
+    before = (Activation.objects.count(), AuditEvent.objects.count())
+    found = queries.preview(people.carol, "smol", 1)
+    assert (found.foresight.outlook, found.foresight.waits_s) == ("overlap", 0)
+    assert (found.target.number, found.live and found.live.number) == (1, 2)
+    assert found.foresight.load.seconds == pytest.approx(6)  # 1 GiB in 4 s, and the start
+    free(3 * GIB)
+    swap = queries.preview(people.carol, "smol", 1).foresight
+    assert (swap.outlook, swap.ends, swap.drain_s) == ("swap", ("smol/2",), 300)
+    assert "main memory is short of 2.5 GiB" in swap.words
+    free(GIB // 4)
+    assert queries.preview(people.carol, "smol", 1).foresight.outlook == "refused"
+    assert (Activation.objects.count(), AuditEvent.objects.count()) == before
+
+
+def test_without_a_number_it_is_the_roll_back_s(people: People, served: Deployment) -> None:
+    """The generation that `rollback` would take; in words when there is none."""
+    assert queries.preview(people.carol, "smol").target.number == 1
+    Generation.objects.filter(number=1).update(mark="bad")
+    with pytest.raises(NotFound, match="no earlier generation"):
+        queries.preview(people.carol, "smol")
+    with pytest.raises(NotFound, match="no generation 9"):
+        queries.preview(people.carol, "smol", 9)
+    with pytest.raises(Refused):
+        queries.preview(people.charlie, "smol", 1)
+
+
+def test_what_was_collected_must_be_built_again(people: People, served: Deployment) -> None:
+    """The store is looked at; another host's cannot be."""
+    first = served.generations.get(number=1)
+    Generation.objects.filter(pk=first.pk).update(system=f"{'0' * 64}-system")
+    found = queries.preview(people.carol, "smol", 1).foresight
+    assert (found.outlook, found.build_first) == ("refused", (f"{'0' * 64}-system",))
+    Host.objects.update(name="elsewhere")
+    assert queries.preview(people.carol, "smol", 1).foresight.build_first is None
+
+
+@pytest.mark.parametrize("reported", [{}, {"of": "another version"}])
+def test_a_host_that_did_not_report(
+    people: People, served: Deployment, reported: dict[str, Any]
+) -> None:
+    """Nothing is guessed from nothing, nor from what another version wrote."""
+    Host.objects.update(facts=reported)
+    assert queries.preview(people.carol, "smol", 1).foresight.outlook == "unknown"
