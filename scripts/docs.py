@@ -47,6 +47,16 @@ def settings() -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
+def default(option: Any) -> str:
+    """What holds without an option, where its help does not say so."""
+    value = option.default
+    if value is None or value is False or value in ("", [], ()) or "0 = " in (option.help or ""):
+        return ""
+    if value is True:
+        return f" (default: `{option.opts[0]}`)"
+    return f" (default: {value})"
+
+
 def command_lines(command: Any, words: str) -> Iterator[str]:
     """One command's heading, help, arguments and options; then its sub-commands'."""
     if hasattr(command, "commands"):
@@ -61,19 +71,44 @@ def command_lines(command: Any, words: str) -> Iterator[str]:
     yield from (f"## {words} {shown}".rstrip(), "", (command.help or "").strip(), "")
     options = [p for p in command.params if p.param_type_name == "option"]
     rows = [
-        f"| `{', '.join([*p.opts, *p.secondary_opts])}` | {cell(p.help or '')} |"
+        f"| `{', '.join([*p.opts, *p.secondary_opts])}` | {cell(p.help or '')}{default(p)} |"
         for p in options
-        if p.name not in {"help"}
+        if p.name not in {"help"} and not p.hidden
     ]
     if rows:
         yield from ("| option | |", "|---|---|", *rows, "")
 
 
+EXIT_CODES = {
+    0: "done",
+    1: "failed, or found wanting (`mm fit`, `mm doctor`, `mm store verify`, …)",
+    2: "wrong usage",
+    130: "interrupted; what a worker does goes on",
+}
+
+
 def commands() -> str:
     """docs/commands.md."""
     root = typer.main.get_command(app)
-    lines = ["# Commands", "", NOTE, "Exit codes: 0 done, 1 failed (the reason and what to do are"]
-    lines += ["said), 2 wrong usage. Before the command's word: `--as USER` acts as that user.", ""]
+    lines = ["# Commands", "", NOTE]
+    lines += ["Before the command's word: `--as USER` acts as that user. `mm --install-completion`"]
+    lines += ["teaches the shell the commands and their options.", ""]
+    lines += [
+        "What was asked for goes to standard output; what went wrong, and whom the network is"
+    ]
+    lines += [
+        "asked meanwhile, to standard error. With `--json` the answer is one JSON document, and"
+    ]
+    lines += [
+        'an error is `{"error": {code, message, remedy, details}}`. On a terminal tables fit its'
+    ]
+    lines += [
+        "width; elsewhere every value is whole and a row is a line. `NO_COLOR` is heeded.",
+        "",
+    ]
+    lines += ["| exit code | |", "|---|---|"]
+    lines += [f"| {code} | {meaning} |" for code, meaning in EXIT_CODES.items()]
+    lines += [""]
     return "\n".join([*lines, *command_lines(root, "mm")]).rstrip() + "\n"
 
 

@@ -101,10 +101,12 @@ def _run_worker(service: Service) -> None:
     supervisor.shutdown(STOP_DEADLINE_S, lambda _line: None)
 
 
-def healthy(name: ServiceName) -> None:
+def healthy(name: ServiceName, *, as_json: JsonFlag = False) -> None:
     """End with 0 when a service answers, else with 1: for health checks.
 
     Example: mm healthy gate
     """
     if not _service(name).answers():
         raise Unreachable(f"{name} does not answer", remedy="read its log")
+    if as_json:
+        emit_json({"service": name, "answers": True})

@@ -41,6 +41,8 @@ VALUE_SHOWN = 40
 """Longer values are not shown in a history; `mm diff` has them."""
 Name = Annotated[str, typer.Argument(help="The deployment's name.", metavar="NAME")]
 Number = Annotated[int, typer.Argument(help="The generation's number.", metavar="NUMBER", min=1)]
+Before = Annotated[int, typer.Argument(help="The one generation.", metavar="BEFORE", min=1)]
+After = Annotated[int, typer.Argument(help="The other.", metavar="AFTER", min=1)]
 SpecFile = Annotated[
     Path, typer.Argument(help="A deployment file (TOML); - reads stdin.", metavar="FILE")
 ]
@@ -184,11 +186,11 @@ def activate(
     person = actor()
     from deployments import actions
 
-    activation = actions.activate(person, name, number, reason=reason)
-    _run_activation(activation, detach=detach, as_json=as_json)
     if dry_run:
         _say_preview(person, name, number, as_json=as_json)
         return
+    activation = actions.activate(person, name, number, reason=reason)
+    _run_activation(activation, detach=detach, as_json=as_json)
 
 
 def rollback(
@@ -214,17 +216,15 @@ def rollback(
     person = actor()
     from deployments import actions
 
-    activation = actions.rollback(person, name, to=to, reason=reason)
-    _run_activation(activation, detach=detach, as_json=as_json)
     if dry_run:
         _say_preview(person, name, to, as_json=as_json)
         return
     if not reason.strip():
         raise typer.BadParameter("a roll-back needs one: say why", param_hint="'--reason'")
+    activation = actions.rollback(person, name, to=to, reason=reason)
+    _run_activation(activation, detach=detach, as_json=as_json)
 
 
-def stop(
-    name: Name, *, reason: Reason = "", detach: Detach = False, as_json: JsonFlag = False
 def _say_preview(person: User, name: str, number: int | None, *, as_json: bool) -> None:
     """What making a generation live would do (without a number, a roll-back); does nothing."""
     from deployments import queries
@@ -259,6 +259,8 @@ def _say_preview(person: User, name: str, number: int | None, *, as_json: bool) 
         console.print("Nothing is downloaded or built.")
 
 
+def stop(
+    name: Name, *, reason: Reason = "", detach: Detach = False, as_json: JsonFlag = False
 ) -> None:
     """Take a deployment's live generation down.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import TYPE_CHECKING
 
 import typer
@@ -11,6 +12,7 @@ from rich.markup import escape
 from mmadmin.cli.installation import is_set_up
 from mmadmin.cli.output import JsonFlag, console, emit_json
 from mmadmin.cli.tables import Column, table
+from mmadmin.core.errors import MmError, Unreachable
 from mmadmin.core.home import Home, Ports
 
 if TYPE_CHECKING:
@@ -85,6 +87,17 @@ def database() -> Result:
             "database", "fail", f"{vendor} lacks {len(waiting)} migrations", "run `mm up`"
         )
     return Result("database", "ok", f"{vendor}, schema is current")
+
+
+def of_the_database(error: BaseException) -> MmError | None:
+    """A database that is away or not of this version, in words; None for every other error."""
+    if "django.db" not in sys.modules:
+        return None
+    from django.db import DatabaseError
+
+    if not isinstance(error, DatabaseError) or (found := database()).level != "fail":
+        return None
+    return Unreachable(f"the database cannot be used: {found.fact}", remedy=found.remedy)
 
 
 def administrator() -> Result:

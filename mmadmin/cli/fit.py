@@ -123,7 +123,9 @@ def _show(row: dict[str, Any]) -> None:
 
 
 def browse(
-    repo: Annotated[str, typer.Argument(help="The repository on the hub: owner/name.")],
+    repo: Annotated[
+        str, typer.Argument(help="The repository on the hub: owner/name.", metavar="REPO")
+    ],
     *,
     revision: Revision = "main",
     as_json: JsonFlag = False,

@@ -53,19 +53,27 @@ def issue(
     owner: Annotated[str, typer.Option(help="Who will use it.")],
     note: Annotated[str, typer.Option(help="What for.")] = "",
     deployment: Annotated[
-        list[str] | None, typer.Option(help="May use only this deployment; may be repeated.")
+        list[str] | None,
+        typer.Option(help="May use only this deployment; may be repeated. Without it: all."),
     ] = None,
     endpoint: Annotated[
-        list[str] | None, typer.Option(help="May use only this endpoint; may be repeated.")
+        list[str] | None,
+        typer.Option(help="May use only this endpoint; may be repeated. Without it: all."),
     ] = None,
     rpm: Annotated[int, typer.Option(help="Requests a minute; 0 = no limit.", min=0)] = 0,
     tpm: Annotated[int, typer.Option(help="Tokens a minute; 0 = no limit.", min=0)] = 0,
     concurrency: Annotated[
         int, typer.Option(help="Requests at the same time; 0 = no limit.", min=0)
     ] = 0,
-    tokens_per_day: Annotated[int, typer.Option(help="0 = no limit.", min=0)] = 0,
-    tokens_per_month: Annotated[int, typer.Option(help="0 = no limit.", min=0)] = 0,
-    expires_in_days: Annotated[int | None, typer.Option(help="Ends by itself.", min=1)] = None,
+    tokens_per_day: Annotated[
+        int, typer.Option(help="Tokens a day (UTC); 0 = no limit.", min=0)
+    ] = 0,
+    tokens_per_month: Annotated[
+        int, typer.Option(help="Tokens a month (UTC); 0 = no limit.", min=0)
+    ] = 0,
+    expires_in_days: Annotated[
+        int | None, typer.Option(help="Ends by itself after so many days; else never.", min=1)
+    ] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Issue a key. Its text is printed this once and kept nowhere.
@@ -100,9 +108,13 @@ def issue(
 @app.command("list")
 def list_keys(
     *,
-    search: Annotated[str, typer.Option(help="In owner, note or prefix.")] = "",
-    state: Annotated[str, typer.Option(help="active, suspended, expired or revoked.")] = "",
-    page: Annotated[int, typer.Option(min=1)] = 1,
+    search: Annotated[
+        str, typer.Option(help="Only those with these words in owner, note or prefix.")
+    ] = "",
+    state: Annotated[
+        str, typer.Option(help="Only those that are active, suspended, expired or revoked.")
+    ] = "",
+    page: Annotated[int, typer.Option(help="Older pages.", min=1)] = 1,
     as_json: JsonFlag = False,
 ) -> None:
     """List keys: prefix, owner, what each may do, when it was last used.

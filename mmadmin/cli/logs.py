@@ -13,7 +13,7 @@ import typer
 
 from mmadmin.cli.output import JsonFlag, emit_json
 from mmadmin.cli.records import actor
-from mmadmin.core.errors import InvalidInput, NotFound
+from mmadmin.core.errors import NotFound
 from mmadmin.core.home import Home
 
 SERVICES = ("broker", "panel", "gate", "worker", "beat", "supervisord")
@@ -29,20 +29,29 @@ def logs(
     *,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as it grows.")] = False,
     lines: Annotated[int, typer.Option("--lines", "-n", help="How many lines back.", min=1)] = 100,
-    build: Annotated[int, typer.Option(help="The log of this build instead.", min=0)] = 0,
-    activation: Annotated[int, typer.Option(help="The log of this activation.", min=0)] = 0,
+    build: Annotated[
+        int | None, typer.Option(help="The log of this build instead.", metavar="NUMBER", min=1)
+    ] = None,
+    activation: Annotated[
+        int | None, typer.Option(help="The log of this activation.", metavar="NUMBER", min=1)
+    ] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Show the log of a deployment's engine, of a service, or of a job.
 
-    Examples: mm logs smollm2-135m -f    mm logs gate -n 20    mm logs --build 3
+    Example: mm logs smollm2-135m -f
+
+    Example: mm logs gate -n 20
+
+    Example: mm logs --build 3
     """
     if build or activation:
-        _job_log(build, activation, follow=follow, as_json=as_json)
+        _job_log(build or 0, activation or 0, follow=follow, as_json=as_json)
         return
     if not name:
-        raise InvalidInput(
-            "whose log?", remedy="name a deployment or a service, or use --build or --activation"
+        raise typer.BadParameter(
+            "whose log? Name a deployment or a service, or use --build or --activation",
+            param_hint="'NAME'",
         )
     path = _log_file(name)
     if as_json:

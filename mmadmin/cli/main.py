@@ -38,7 +38,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     help="Build, serve, share and roll back large open models, reproducibly.",
-    epilog="State is in var/ (MM_HOME moves it). Exit codes: 0 done, 1 failed, 2 wrong usage.",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Everything is kept in var/, or where MM_HOME says. "
+    "Exit codes: 0 done, 1 failed or found wanting, 2 wrong usage, 130 interrupted.",
 )
 
 RUNNING = "Running it"
@@ -121,7 +123,7 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     except Exception as error:
-        if (expected := of_the_disk(error)) is None:
+        if (expected := of_the_disk(error) or doctor.of_the_database(error)) is None:
             raise
         report(expected, as_json=as_json)
         sys.exit(1)

@@ -97,8 +97,10 @@ def pin(
 
 @app.command()
 def release(
-    kind: Annotated[str, typer.Argument(help="A root's kind: pin, build, adopted, pulled, check.")],
-    key: Annotated[str, typer.Argument(help="The root's key, or a part that only it has.")],
+    kind: Annotated[
+        str, typer.Argument(help="Its kind: pin, build, adopted, pulled, check.", metavar="KIND")
+    ],
+    key: Annotated[str, typer.Argument(help="Its key, or a part that only it has.", metavar="KEY")],
     *,
     as_json: JsonFlag = False,
 ) -> None:

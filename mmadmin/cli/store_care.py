@@ -107,7 +107,7 @@ def verify_objects(
     ] = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Look for damage: each object is ok, corrupt or missing. Exit code 1 when one is not ok.
+    """Look for damage: each object is ok, corrupt or missing. Ends with 1 when one is not ok.
 
     Example: mm store verify --contents
     """
@@ -143,7 +143,8 @@ def repair(
 ) -> None:
     """Mend damaged objects: only the bad files are pulled, fetched or built again.
 
-    Damaged bytes are kept aside in the store's quarantine folder.
+    Damaged bytes are kept aside in the store's quarantine folder. Ends with 1 when something
+    could not be mended.
 
     Example: mm store repair
     """

@@ -34,7 +34,9 @@ def signing_key(home: Home) -> SigningKey | None:
 
 
 def key(
-    name: Annotated[str, typer.Argument(help="Name of a new key; without it, show.")] = "",
+    name: Annotated[
+        str, typer.Argument(help="Name of a new key; without it, show.", metavar="NAME")
+    ] = "",
     *,
     as_json: JsonFlag = False,
 ) -> None:
@@ -67,7 +69,9 @@ def key(
 
 def push(
     depot: DepotAddress,
-    names: Annotated[list[str], typer.Argument(help="Objects, with all they need.")],
+    names: Annotated[
+        list[str], typer.Argument(help="Objects, with all they need.", metavar="OBJECT")
+    ],
     *,
     as_json: JsonFlag = False,
 ) -> None:
@@ -145,7 +149,7 @@ def pull(
 def adopt(
     names: Annotated[
         list[str] | None,
-        typer.Argument(help="Which: parts of what the list shows; all with --all."),
+        typer.Argument(help="Which: parts of what the list shows.", metavar="MODEL"),
     ] = None,
     *,
     every: Annotated[bool, typer.Option("--all", help="Adopt everything that is found.")] = False,

@@ -17,7 +17,7 @@ ObjectName = Annotated[
 ]
 ObjectNames = Annotated[
     list[str] | None,
-    typer.Argument(help="Names, or beginnings of names; all by default.", metavar="[OBJECT]..."),
+    typer.Argument(help="Names, or beginnings of names; else all.", metavar="OBJECT"),
 ]
 
 HASH, HASH_SHOWN = 64, 12

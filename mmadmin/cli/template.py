@@ -26,24 +26,31 @@ app = typer.Typer(no_args_is_help=True, help="Show, patch and try chat templates
 WhichTemplate = Annotated[
     str, typer.Argument(help="A template file, or a deployment's name.", metavar="NAME|FILE")
 ]
-Number = Annotated[int, typer.Option("--generation", help="Which generation; 0: the live one.")]
+Number = Annotated[
+    int | None, typer.Option("--generation", help="Which generation; else the live one.", min=1)
+]
 
 
 @app.command()
-def show(which: WhichTemplate, *, generation: Number = 0) -> None:
+def show(which: WhichTemplate, *, generation: Number = None, as_json: JsonFlag = False) -> None:
     """Print the chat template that a deployment is served with.
 
     Example: mm template show smollm2-135m
     """
-    sys.stdout.write(_template(which, generation).rstrip("\n") + "\n")
+    text = _template(which, generation)
+    if as_json:
+        emit_json({"sha256": hashlib.sha256(text.encode()).hexdigest(), "template": text})
+    else:
+        sys.stdout.write(text.rstrip("\n") + "\n")
 
 
 @app.command(name="test")
-def try_out(which: WhichTemplate, *, generation: Number = 0, as_json: JsonFlag = False) -> None:
-    """Render a template over a matrix of conversations; exit 1 when the plain one fails.
+def try_out(which: WhichTemplate, *, generation: Number = None, as_json: JsonFlag = False) -> None:
+    """Render a template over a matrix of conversations; ends with 1 when the plain one fails.
 
     A template file is rendered in a sandbox. For a deployment that runs, its engine is asked too:
     what it renders is what clients get, and where the sandbox differs the line is shown.
+
     Example: mm template test smollm2-135m
     """
     from mmadmin.host.template_matrix import matrix, render_in_child
@@ -82,9 +89,11 @@ def try_out(which: WhichTemplate, *, generation: Number = 0, as_json: JsonFlag =
 @app.command()
 def patch(
     which: WhichTemplate,
-    spec: Annotated[Path, typer.Argument(help="Its [[template.patches]] are applied.")],
+    spec: Annotated[
+        Path, typer.Argument(help="Its [[template.patches]] are applied.", metavar="SPEC")
+    ],
     *,
-    generation: Number = 0,
+    generation: Number = None,
     write: Annotated[Path | None, typer.Option(help="Write the patched template there.")] = None,
     as_json: JsonFlag = False,
 ) -> None:
@@ -120,7 +129,7 @@ def patch(
     console.print(f"[dim]unchanged: {', '.join(same) or 'nothing'}[/]")
 
 
-def _template(which: str, generation: int) -> str:
+def _template(which: str, generation: int | None) -> str:
     """The text of a file, or of a deployment's generation."""
     path = Path(which)
     if path.is_file():
@@ -130,7 +139,7 @@ def _template(which: str, generation: int) -> str:
     return template_of(_system(which, generation))
 
 
-def _generation(name: str, number: int) -> Any:
+def _generation(name: str, number: int | None) -> Any:
     person = actor()
     from deployments import queries
 
@@ -142,7 +151,7 @@ def _generation(name: str, number: int) -> Any:
     return live
 
 
-def _system(name: str, number: int) -> System:
+def _system(name: str, number: int | None) -> System:
     from mmadmin.core.store import Store
     from mmadmin.core.system import read_system
 
@@ -152,7 +161,7 @@ def _system(name: str, number: int) -> System:
     return read_system(Store(Home.from_env().store).object_path(found.system))
 
 
-def _engine_renders(name: str, number: int) -> Any:
+def _engine_renders(name: str, number: int | None) -> Any:
     """What the running engine of a generation renders; None when none runs on this machine."""
     from mmadmin.core.access import engine_secret
     from mmadmin.core.catalog import engine

@@ -16,7 +16,7 @@ app = typer.Typer(
     help="A public address through Cloudflare: a quick tunnel, or a named one with its token.",
 )
 
-Name = Annotated[str, typer.Argument(help="Name of the tunnel.")]
+Name = Annotated[str, typer.Argument(help="Name of the tunnel.", metavar="NAME")]
 
 
 @app.command()
@@ -34,7 +34,10 @@ def start(
     ] = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Start a tunnel, wait for its address and keep it running under the supervisor."""
+    """Start a tunnel, wait for its address and keep it running under the supervisor.
+
+    Example: mm tunnel start own --hostname api.example.org --token-file /etc/mm/tunnel.token
+    """
     from mmadmin.host import tunnel
 
     wanted = tunnel.Tunnel(
@@ -65,17 +68,26 @@ def start(
 
 
 @app.command()
-def stop(name: Name = "public") -> None:
-    """Stop a tunnel; its address is gone at once."""
+def stop(name: Name = "public", *, as_json: JsonFlag = False) -> None:
+    """Stop a tunnel; its address is gone at once.
+
+    Example: mm tunnel stop own
+    """
     from mmadmin.host import tunnel
 
     tunnel.stop(Home.from_env(), name)
-    console.print(f"{escape(name)} is stopped")
+    if as_json:
+        emit_json({"name": name, "state": "stopped"})
+    else:
+        console.print(f"{escape(name)} is stopped")
 
 
 @app.command("list")
 def list_(*, as_json: JsonFlag = False) -> None:
-    """List the tunnels with their addresses and states."""
+    """List the tunnels with their addresses and states.
+
+    Example: mm tunnel list
+    """
     from mmadmin.host import tunnel
 
     states = tunnel.tunnels(Home.from_env())
@@ -96,12 +108,22 @@ def list_(*, as_json: JsonFlag = False) -> None:
 
 @app.command()
 def fetch(
-    url: Annotated[str, typer.Argument(help="Address of a cloudflared release.")],
-    sha256: Annotated[str, typer.Argument(help="Its sha256, as the release page says.")],
-    size: Annotated[int, typer.Argument(help="Its size in bytes.")],
+    url: Annotated[str, typer.Argument(help="Address of a cloudflared release.", metavar="URL")],
+    sha256: Annotated[
+        str, typer.Argument(help="Its sha256, as the release page says.", metavar="SHA256")
+    ],
+    size: Annotated[int, typer.Argument(help="Its size in bytes.", metavar="SIZE")],
+    *,
+    as_json: JsonFlag = False,
 ) -> None:
-    """Download cloudflared by its digest, for hosts without Cloudflare's package."""
+    """Download cloudflared by its digest, for hosts without Cloudflare's package.
+
+    Example: mm tunnel fetch https://mirror.example.org/cloudflared-linux-amd64 3b71…c8 39911424
+    """
     from mmadmin.host import tunnel
 
     found = tunnel.fetch_cloudflared(Home.from_env(), url, sha256, size)
-    console.print(f"{escape(str(found))} is ready")
+    if as_json:
+        emit_json({"path": str(found)})
+    else:
+        console.print(f"{escape(str(found))} is ready")

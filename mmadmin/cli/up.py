@@ -335,7 +335,7 @@ def status(*, as_json: JsonFlag = False) -> None:
 
 
 def password(
-    username: Annotated[str, typer.Argument(help="Whose password.")] = "admin",
+    username: Annotated[str, typer.Argument(help="Whose password.", metavar="USERNAME")] = "admin",
     *,
     as_json: JsonFlag = False,
 ) -> None:

@@ -262,7 +262,7 @@ def test_deploy_of_a_bad_file_names_it(alice: User, tmp_path: Path) -> None:
         (["history", "--help", "--json"], 0, "Usage"),
         (["history", "tiny"], 1, "nothing is set up"),
         (["history", "tiny", "--json"], 1, '"code": "conflict"'),
-        (["logs"], 1, "whose log?"),
+        (["logs"], 2, "whose log?"),
     ],
 )
 def test_exit_codes(words: list[str], code: int, says: str, tmp_path: Path) -> None:

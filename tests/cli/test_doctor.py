@@ -1,8 +1,11 @@
 """`mm doctor` from the command line: what it finds, how it ends. The checks have their own tests."""
 
 import json
+import re
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -58,3 +61,23 @@ def test_a_loose_secret_is_found_and_mended(tmp_path: Path) -> None:
     assert "key_pepper" in failed["fact"]
     assert mm(tmp_path, "init").returncode == 0
     assert mm(tmp_path, "doctor").returncode == 0
+
+
+def test_a_database_of_before_is_said_in_words(tmp_path: Path) -> None:
+    """Code that is newer than the database: what to do, instead of a traceback.
+
+    A database that is current and still lacks something is a mistake of ours, and stays one.
+    """
+    assert mm(tmp_path, "init").returncode == 0
+    with closing(sqlite3.connect(tmp_path / "db.sqlite3")) as database:
+        database.execute("ALTER TABLE deployments_clientkey RENAME COLUMN note TO note_of_before")
+        database.commit()
+        ours = mm(tmp_path, "keys", "list")
+        assert "Traceback" in ours.stderr
+        database.execute("DELETE FROM django_migrations WHERE app = 'deployments'")
+        database.commit()
+    theirs = mm(tmp_path, "keys", "list")
+    assert theirs.returncode == 1
+    assert "Traceback" not in theirs.stderr
+    assert re.search(r"the database cannot be used: SQLite lacks \d+ migrations", theirs.stderr)
+    assert "remedy: run `mm up`" in theirs.stderr
