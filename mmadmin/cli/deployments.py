@@ -48,9 +48,9 @@ SpecFile = Annotated[
 ]
 Reason = Annotated[str, typer.Option("--reason", "-m", help="Why; kept in the history.")]
 Detach = Annotated[bool, typer.Option("--detach", help="Do not wait for the end.")]
-
-
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what it would do.")]
+
+
 def read_spec(path: Path) -> str:
     """A deployment file's text; `NotFound` in words when there is none."""
     if str(path) == "-":
@@ -175,9 +175,9 @@ def activate(
     number: Number,
     *,
     reason: Reason = "",
+    dry_run: DryRun = False,
     detach: Detach = False,
     as_json: JsonFlag = False,
-    dry_run: DryRun = False,
 ) -> None:
     """Make a built generation live; with --dry-run say whether it overlaps, and who waits.
 
@@ -203,16 +203,16 @@ def rollback(
     to: Annotated[
         int | None, typer.Option("--to", help="Which generation; else the last one before.", min=1)
     ] = None,
+    dry_run: DryRun = False,
     detach: Detach = False,
     as_json: JsonFlag = False,
-    dry_run: DryRun = False,
 ) -> None:
     """Bring an earlier generation back: same bytes, no network, no rebuild.
 
-    Example: mm rollback smollm2-135m --reason "answers got worse"
-    """
     With --dry-run only says which one, whether it overlaps, and who waits.
 
+    Example: mm rollback smollm2-135m --reason "answers got worse"
+    """
     person = actor()
     from deployments import actions
 
