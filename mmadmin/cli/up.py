@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -23,8 +23,13 @@ from mmadmin.cli.tables import Column, table
 from mmadmin.core.errors import NotFound, Unreachable
 from mmadmin.core.home import Home, Ports
 
+if TYPE_CHECKING:
+    from mmadmin.core.store.locks import WaitHook
+    from mmadmin.host.supervisor import Supervisor
+
 QUIET_S = 0.5
-STOP_DEADLINE_S = 150.0
+STOP_DEADLINE_S = 200.0
+"""Programs stop one after the other: worker 15 s, gate 130 s, engines 15 s, broker 20 s at most."""
 PASSWORD_BYTES = 12
 
 
@@ -103,23 +108,52 @@ def up(
 
 def start_services(home: Home, ports: Ports, *, restart: bool, quiet: bool) -> None:
     """Migrate, then have every service running and answering."""
-    from mmadmin.cli.services import (
-        code_fingerprint,
-        services,
-        wait_until_answering,
-    )
     from mmadmin.host.supervisor import Supervisor
 
     installation.check_distinct(ports)
     supervisor = Supervisor(home)
-    wanted = services(home, ports)
+    with supervisor.alone("`mm up`", waiting(quiet=quiet)):
+        _start_services(supervisor, ports, restart=restart, quiet=quiet)
+
+
+def waiting(*, quiet: bool) -> WaitHook:
+    """What tells a person, once, that another command is at it."""
+    said: set[str] = set()
+
+    def say(holder: str) -> None:
+        if not quiet and holder not in said:
+            console.print(f"  waiting for {escape(holder)} to finish")
+        said.add(holder)
+
+    return say
+
+
+def _clear_the_way(supervisor: Supervisor, *, quiet: bool) -> bool:
+    """True when the supervisor runs; else nothing of an earlier run is left."""
+    state = supervisor.state()
+    if state == "running":
+        return True
+    if state == "silent":
+        raise Unreachable(
+            "the supervisor runs and does not answer",
+            remedy="end everything with `mm down`, then run `mm up` again",
+        )
+    with step("an earlier run has ended", quiet=quiet or state == "absent"):
+        ended = supervisor.shutdown(STOP_DEADLINE_S, lambda _line: None)
+    for leftover in ended if not quiet else ():
+        console.print(f"  [yellow]ended[/] what an earlier run left: {escape(leftover)}")
+    return False
+
+
+def _start_services(supervisor: Supervisor, ports: Ports, *, restart: bool, quiet: bool) -> None:
+    from mmadmin.cli.services import Service, code_fingerprint, services, wait_until_answering
+    from mmadmin.host import keeper
+
+    home = supervisor.home
+    wanted = [*services(home, ports), Service(keeper.program(home), lambda: True)]
     fingerprint = code_fingerprint() + "\n" + "\n".join(repr(s.spec) for s in wanted)
     stamp = home.run_dir / "services-code"
-    running = supervisor.running()
-    if not running:
-        for leftover in supervisor.end_leftovers():
-            if not quiet:
-                console.print(f"  [yellow]ended[/] what an earlier run left: {escape(leftover)}")
+    running = _clear_the_way(supervisor, quiet=quiet)
     own = {p.name for p in supervisor.status() if p.pid} if running else set()
     if "panel" not in own:
         installation.check_port(ports.panel, "MM_PANEL_PORT", "panel")
@@ -132,7 +166,7 @@ def start_services(home: Home, ports: Ports, *, restart: bool, quiet: bool) -> N
     with step("supervisor", quiet=quiet):
         supervisor.launch([service.spec for service in wanted])
     if running and (restart or changed):
-        for name in ("worker", "beat", "panel", "gate"):
+        for name in ("worker", "beat", "panel", "gate", "keeper"):
             if name in own:
                 with step(f"{name}: restarted with the present code", quiet=quiet):
                     supervisor.restart_program(name)
@@ -194,14 +228,13 @@ def down(*, as_json: JsonFlag = False) -> None:
     from mmadmin.host.supervisor import Supervisor
 
     home = Home.from_env()
-    supervisor = Supervisor(home)
-    was_running = supervisor.running()
-    ended: list[str] = []
-    if was_running:
-        with step("everything ended", quiet=as_json):
-            supervisor.shutdown(STOP_DEADLINE_S, lambda _line: None)
-    else:
-        ended = supervisor.end_leftovers()
+    was_running, ended = False, []
+    if installation.is_set_up(home):  # else there is no folder, and nothing to wait for
+        supervisor = Supervisor(home)
+        with supervisor.alone("`mm down`", waiting(quiet=as_json)):
+            was_running = supervisor.state() != "absent"
+            with step("everything ended", quiet=as_json or not was_running):
+                ended = supervisor.shutdown(STOP_DEADLINE_S, lambda _line: None)
     if as_json:
         emit_json({"was_running": was_running, "leftovers": ended})
     elif not was_running and not ended:

@@ -3,8 +3,9 @@
 One supervisord an installation. It runs the services (`services/*.conf`) and the engines
 (`engines/*.conf`) and outlives whoever started it. Programs come and go one by one: adding,
 stopping or removing one never touches another. Every program carries
-`SUPERVISOR_SERVER_URL=unix://<this installation's socket>` in its environment, which is how
-leftovers of a killed supervisord are found, whatever became of their parents.
+`SUPERVISOR_SERVER_URL=unix://<this installation's socket>` in its environment, and so does the
+daemon itself, which is how leftovers of a killed supervisord are found, whatever became of their
+parents, and a daemon that does not answer yet.
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ import json
 import os
 import re
 import shlex
+import signal
 import socket
 import subprocess
 import sys
 import time
 import xmlrpc.client
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -31,10 +33,11 @@ import psutil
 from mmadmin.core.errors import InvalidInput, NotFound, Unreachable
 from mmadmin.core.home import Home
 from mmadmin.core.incarnation import Incarnation, incarnation_from
+from mmadmin.core.store.locks import WaitHook, file_lock, no_wait
 from mmadmin.host.endings import PATIENCE_S, end_processes
 
 RPC_TIMEOUT_S = 30.0
-START_DEADLINE_S = 20.0
+START_DEADLINE_S = 60.0
 LOG_BYTES = 10 * 1024 * 1024
 LOG_BACKUPS = 3
 LOG_TAIL_BYTES = 64 * 1024
@@ -42,6 +45,12 @@ STOP_DEADLINE_S = 300.0
 EXEC_S = 2.0
 POLL_S = 0.1
 LEFTOVER_ROUNDS = 5
+REVIVE_PATIENCE_S = 3.0
+"""What a leftover gets to end by itself when people wait for its successor."""
+DAEMON = "supervisord"
+MARK, MARK_NAME = "SUPERVISOR_SERVER_URL", "SUPERVISOR_PROCESS_NAME"
+"""What supervisord sets in the environment of each of its programs."""
+State = Literal["running", "stopping", "silent", "absent"]
 _RUNS = frozenset({"STARTING", "RUNNING", "BACKOFF", "STOPPING"})
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 _COMMENT = re.compile(r"(?:^|\s)[;#]|[\r\n]")
@@ -49,6 +58,8 @@ _COMMENT = re.compile(r"(?:^|\s)[;#]|[\r\n]")
 _BAD_NAME, _ALREADY_ADDED, _STILL_RUNNING, _NOT_RUNNING = 10, 90, 91, 70
 _SHUTTING_DOWN = 6
 """Fault codes of supervisord's XML-RPC interface."""
+_ABSENT = (OSError, http.client.HTTPException, xmlrpc.client.ProtocolError)
+"""What a call raises when nobody listens, or stops to in its midst."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,16 +141,38 @@ class Supervisor:
         self._engines = home.supervisor / "engines"
         self._record = home.run_dir / "supervisord.json"
         self._programs = home.run_dir / "programs.json"
+        self._mark = f"unix://{home.supervisor_socket}"
 
     # The daemon
 
-    def running(self) -> bool:
-        """True when it answers on its socket."""
+    @contextmanager
+    def alone(self, who: str, on_wait: WaitHook = no_wait) -> Iterator[None]:
+        """Be the only one who starts or ends the daemon; `who` is told to those who wait.
+
+        For `mm up`, `mm down` and the keeper: what one of them finds must hold until it has acted.
+        """
+        self.home.run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        who = f"{who} (pid {os.getpid()})"
+        with file_lock(self.home.run_dir / "supervisord.lock", on_wait=on_wait, owner=who):
+            yield
+
+    def state(self) -> State:
+        """`stopping`: it ends its programs, then itself. `silent`: it listens and says nothing."""
         try:
-            self._call("getState")
-        except Unreachable:
-            return False
-        return True
+            self._ask("getState")
+        except TimeoutError:
+            return "silent"
+        except _ABSENT:
+            return "absent"
+        except xmlrpc.client.Fault as fault:
+            if fault.faultCode != _SHUTTING_DOWN:
+                raise
+            return "stopping"
+        return "running"
+
+    def running(self) -> bool:
+        """True when it answers on its socket and takes orders."""
+        return self.state() == "running"
 
     def pid_of_daemon(self) -> int | None:
         """The supervisor's own pid, when it answers."""
@@ -169,23 +202,28 @@ class Supervisor:
 
     def _start_daemon(self) -> None:
         argv = [sys.executable, "-W", "ignore", "-m", "supervisor.supervisord"]
-        done = subprocess.run(
-            [*argv, "-c", str(self._config)],
-            cwd=self.home.root,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=START_DEADLINE_S,
-        )
+        clean = {k: v for k, v in os.environ.items() if not k.startswith("SUPERVISOR_")}
         give_up = time.monotonic() + START_DEADLINE_S
-        while done.returncode == 0 and time.monotonic() < give_up:
-            pid = self.pid_of_daemon()
-            if pid is not None and (daemon := Incarnation.of(pid)) is not None:
-                _write(self._record, json.dumps(daemon.as_json()))
-                return
-            time.sleep(POLL_S)
-        words = (done.stdout + done.stderr).strip() or "it does not answer on its socket"
+        try:
+            done = subprocess.run(
+                [*argv, "-c", str(self._config)],
+                cwd=self.home.root,
+                env={**clean, MARK: self._mark, MARK_NAME: DAEMON},
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=START_DEADLINE_S,
+            )
+            words = (done.stdout + done.stderr).strip()
+            while done.returncode == 0 and time.monotonic() < give_up:
+                if (daemon := self._daemon()) is not None:
+                    _write(self._record, json.dumps(daemon.as_json()))
+                    return
+                time.sleep(POLL_S)
+        except subprocess.TimeoutExpired:
+            words = ""
+        words = words or "it does not answer on its socket"
         raise Unreachable(
             f"the supervisor did not start: {words}",
             remedy=f"read {self.home.logs / 'supervisord.log'}",
@@ -201,43 +239,56 @@ class Supervisor:
             if name in known:
                 self._tolerant("addProcessGroup", name, but=(_ALREADY_ADDED,))
 
-    def shutdown(self, timeout_s: float, on_progress: Callable[[str], None]) -> None:
+    def shutdown(self, timeout_s: float, on_progress: Callable[[str], None]) -> list[str]:
         """Stop every program, engines too, and the daemon; return when all are gone.
 
-        What is left at the deadline is killed. Does nothing when the daemon does not run.
+        One that is just starting, or shuts down already, is waited for. What is left at the
+        deadline is killed. Without a daemon, what a killed one left is ended, and returned.
         """
-        daemon = self.pid_of_daemon()
-        if daemon is None:
-            return
-        running = {(p.name, p.pid) for p in self.status() if p.pid is not None}
-        pids = [daemon, *(pid for _, pid in running)]
-        family = [found for pid in pids if (found := Incarnation.of(pid)) is not None]
-        self._call("shutdown")
+        daemon = self._daemon()
+        running = dict(self._recorded())
         give_up = time.monotonic() + timeout_s
-        while time.monotonic() < give_up:
-            for name, pid in sorted(running):
-                if not psutil.pid_exists(pid):
-                    running.discard((name, pid))
-                    on_progress(f"{name} stopped")
-            if not any(process.alive for process in family):
+        while (state := self.state()) != "absent" or (daemon is not None and daemon.alive):
+            daemon = daemon or self._daemon()
+            for name in [name for name, process in running.items() if not process.alive]:
+                del running[name]
+                on_progress(f"{name} stopped")
+            if state == "silent" or time.monotonic() > give_up:
+                family = [process for _, process in self._family()]
+                end_processes([*family, daemon] if daemon else family, patience_s=0)
                 break
+            with suppress(Unreachable, ProcessLookupError):  # it has ended just now
+                if state == "running":
+                    self._call("shutdown")
+                elif state == "absent" and daemon is not None and daemon.alive:
+                    os.kill(daemon.pid, signal.SIGTERM)  # the same order, to one without a socket
             time.sleep(POLL_S)
-        end_processes(family, patience_s=0)
-        self.end_leftovers()
+        ended = self.end_leftovers()
         for path in (self._record, self._programs):
             path.unlink(missing_ok=True)
+        return ended
 
-    def end_leftovers(self) -> list[str]:
+    def revive(self) -> list[str]:
+        """Start a killed daemon again with all that it had, its engines too; what had to be ended.
+
+        Raises `Unreachable` when it does not come up.
+        """
+        ended = self.end_leftovers(patience_s=REVIVE_PATIENCE_S)
+        with self._locked():
+            self._start_daemon()
+        self.status()
+        return ended
+
+    def end_leftovers(self, *, patience_s: float = PATIENCE_S) -> list[str]:
         """End what a killed supervisor left running; `name (pid N)` of each.
 
-        Does nothing while the supervisor answers.
+        Does nothing while the supervisor answers, be it that it shuts down.
         """
-        if self.running():
+        if self.state() in ("running", "stopping"):
             return []
         ended: set[str] = set()
-        patience_s: float = PATIENCE_S
         for _ in range(LEFTOVER_ROUNDS):  # one that was deaf may have had children meanwhile
-            found = self._leftovers()
+            found = self._family()
             if not found:
                 break
             end_processes([process for _, process in found], patience_s=patience_s)
@@ -246,17 +297,24 @@ class Supervisor:
         self.home.supervisor_socket.unlink(missing_ok=True)
         return sorted(ended)
 
-    def _leftovers(self) -> list[tuple[str, Incarnation]]:
+    def _daemon(self) -> Incarnation | None:
+        """The daemon's process, by its own word or by the record; None = it is not known."""
+        pid = self.pid_of_daemon()
+        if pid is not None:
+            return Incarnation.of(pid)
+        daemons = [p for name, p in (*self._recorded(), *self._family()) if name == DAEMON]
+        return next((daemon for daemon in daemons if daemon.alive), None)
+
+    def _family(self) -> list[tuple[str, Incarnation]]:
         """What carries this home's supervisor in its environment, or is recorded and alive."""
-        mark = f"unix://{self.home.supervisor_socket}"
         mine = {os.getpid(), *(parent.pid for parent in psutil.Process().parents())}
         found: list[tuple[str, Incarnation]] = []
         for process in psutil.process_iter():
             try:
                 env = process.environ()
                 this = Incarnation.of(process.pid)
-                if this and env.get("SUPERVISOR_SERVER_URL") == mark and this.pid not in mine:
-                    name = env.get("SUPERVISOR_PROCESS_NAME", process.name())
+                if this and env.get(MARK) == self._mark and this.pid not in mine:
+                    name = env.get(MARK_NAME, process.name())
                     found.append((name, this))
             except (psutil.Error, OSError):
                 continue  # another user's, or gone meanwhile
@@ -265,7 +323,7 @@ class Supervisor:
 
     def _recorded(self) -> Iterator[tuple[str, Incarnation]]:
         """Programs as they were when last looked at, and the daemon."""
-        records = _read_json(self._programs) | {"supervisord": _read_json(self._record)}
+        records = _read_json(self._programs) | {DAEMON: _read_json(self._record)}
         for name, record in records.items():
             if (process := incarnation_from(record)) is not None:
                 yield name, process
@@ -401,13 +459,9 @@ class Supervisor:
 
     def _call(self, method: str, *args: Any) -> Any:
         """One XML-RPC call. Raises `Unreachable` when the supervisor does not answer."""
-        proxy = xmlrpc.client.ServerProxy(
-            "http://localhost", transport=_Transport(self.home.supervisor_socket), allow_none=True
-        )
         try:
-            with proxy:
-                return getattr(proxy, f"supervisor.{method}")(*args)
-        except (OSError, http.client.HTTPException, xmlrpc.client.ProtocolError) as error:
+            return self._ask(method, *args)
+        except _ABSENT as error:
             raise Unreachable(
                 f"the supervisor does not answer: {error}", remedy="start it with `mm up`"
             ) from error
@@ -417,6 +471,14 @@ class Supervisor:
             raise Unreachable(
                 "the supervisor is shutting down", remedy="start it again with `mm up`"
             ) from fault
+
+    def _ask(self, method: str, *args: Any) -> Any:
+        """One XML-RPC call, with whatever it raises."""
+        proxy = xmlrpc.client.ServerProxy(
+            "http://localhost", transport=_Transport(self.home.supervisor_socket), allow_none=True
+        )
+        with proxy:
+            return getattr(proxy, f"supervisor.{method}")(*args)
 
     # Files
 

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -36,7 +37,9 @@ from mmadmin.host import engine_process, launch
 from mmadmin.host.endings import end_processes
 from mmadmin.host.readiness import wait_ready
 from mmadmin.host.supervisor import ProgramSpec, Supervisor
+from tests.support.ports import free_port, free_ports
 
+PATIENCE_S = 60
 STUB = Path(__file__).with_name("stub_engine.py")
 SECRET = "canary-5f1c0e"
 
@@ -54,10 +57,8 @@ def home(tmp_path_factory):
 
 @pytest.fixture
 def port():
-    """A port that is free now."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
+    """A port that nobody else is given."""
+    return free_port()
 
 
 @pytest.fixture
@@ -84,7 +85,7 @@ def stub(port: int, **plan) -> LaunchSpec:
             slots=2,
             model_path="/m.gguf",
         ),
-        load_deadline_s=20,
+        load_deadline_s=PATIENCE_S,
         port=port,
     )
 
@@ -96,15 +97,46 @@ def failure(home, uid, made, **more) -> ProbeFailed:
     return caught.value
 
 
-def test_an_engine_is_started_proved_and_stopped(home, uid, port):
-    """The whole way: process, port, secret, alias, context, completion; then nothing is left."""
-    made = stub(port, load_s=0.6)
+def wait_for(what: str, look: Callable[[], object]) -> None:
+    """Return once `look` gives something true."""
+    give_up = time.monotonic() + PATIENCE_S
+    while not look():
+        assert time.monotonic() < give_up, what
+        time.sleep(0.05)
+
+
+def wait_for_listener(port: int) -> None:
+    """Return once somebody listens on the port."""
+    wait_for(f"port {port}", lambda: engine_process.is_listened_on(port))
+
+
+def kill(supervisor: Supervisor) -> None:
+    """End the daemon as a lack of memory would."""
+    daemon = supervisor.pid_of_daemon()
+    assert daemon
+    os.kill(daemon, signal.SIGKILL)
+    wait_for("its end", lambda: not supervisor.running())
+
+
+def test_an_engine_is_started_proved_and_stopped(home, uid, port, tmp_path):
+    """The whole way: process, port, secret, alias, context, completion; then nothing is left.
+
+    503 on health is waited out, however early the port answers.
+    """
+    loaded = tmp_path / "loaded"
+    made = stub(port, load_until=str(loaded))
     said: list[str] = []
+
+    def told(words: str) -> None:
+        said.append(words)
+        if words == "loading the model":
+            loaded.touch()
+
     process = engine_process.start(home, uid, made, SECRET)
-    ready = wait_ready(home, uid, made, SECRET, on_progress=said.append)
+    ready = wait_ready(home, uid, made, SECRET, on_progress=told)
     assert (ready.process, ready.context_per_slot, ready.slots) == (process, 4096, 2)
     assert ready.completion == " east."
-    assert "loading the model" in said
+    assert said[-2:] == ["loading the model", "answering; proving that it is the right one"]
     assert engine_process.process(home, uid) == process
     assert engine_process.start(home, uid, made, SECRET) == process
     assert uid in engine_process.engines(home)
@@ -117,6 +149,14 @@ def test_an_engine_is_started_proved_and_stopped(home, uid, port):
     engine_process.stop(home, uid, port=port)
 
 
+def text_of(path: Path) -> str:
+    """What a file holds; nothing when it is none, or was put in another's place just now."""
+    try:
+        return path.read_text("utf-8", "replace") if path.is_file() else ""
+    except FileNotFoundError:
+        return ""
+
+
 def test_the_secret_is_in_no_argv_and_in_no_file_that_others_read(home, uid, port):
     """It lies in one 0600 file and in the engine's environment, nowhere else."""
     process = engine_process.start(home, uid, stub(port), SECRET)
@@ -126,18 +166,15 @@ def test_the_secret_is_in_no_argv_and_in_no_file_that_others_read(home, uid, por
     for one in psutil.process_iter():
         with suppress(psutil.Error):
             assert SECRET not in " ".join(one.cmdline())
-    found = [
-        p for p in home.root.rglob("*") if p.is_file() and SECRET in p.read_text("utf-8", "replace")
-    ]
-    assert found == [path]
+    assert [p for p in home.root.rglob("*") if SECRET in text_of(p)] == [path]
     assert psutil.Process(process.pid).environ()["LLAMA_API_KEY"] == SECRET
 
 
-def test_an_operators_environment_does_not_reach_the_engine(home, uid, port, monkeypatch):
+def test_an_operators_environment_does_not_reach_the_engine(tmp_path, monkeypatch):
     """LLAMA_ARG_… in a shell would change the engine behind the deployment file's back."""
     monkeypatch.setenv("LLAMA_ARG_CTX_SIZE", "1")
-    path = home.root / "launch.json"
-    made = replace(stub(port), argv=[sys.executable, "-c", "import os; print(sorted(os.environ))"])
+    path = tmp_path / "launch.json"
+    made = replace(stub(1), argv=[sys.executable, "-c", "import os; print(sorted(os.environ))"])
     engine_process.write_launch_file(path, made, SECRET)
     command = [sys.executable, "-m", "mmadmin.host.launch", str(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -195,12 +232,11 @@ def test_a_taken_port_names_its_owner(home, uid, port):
 def test_another_process_on_the_port_fails_the_probe_at_once(home, uid, port):
     """The engine lost the race for its port: what answers there is somebody else."""
     other = subprocess.Popen(
-        stub(port).argv, env={**os.environ, "LLAMA_API_KEY": SECRET}, stdout=subprocess.PIPE
+        stub(port).argv, env={**os.environ, "LLAMA_API_KEY": SECRET}, stdout=subprocess.DEVNULL
     )
     try:
-        assert other.stdout is not None
-        other.stdout.readline()
-        idle = replace(stub(port), argv=[sys.executable, "-c", "import time; time.sleep(60)"])
+        wait_for_listener(port)
+        idle = replace(stub(port), argv=["/bin/sleep", "600"])
         path = engine_process.launch_file(home, uid)
         engine_process.write_launch_file(path, idle, SECRET)
         Supervisor(home).start_program(engine_process.program_spec(home, uid, idle))
@@ -210,16 +246,15 @@ def test_another_process_on_the_port_fails_the_probe_at_once(home, uid, port):
         assert f"pid {other.pid}" in error.message
     finally:
         other.kill()
-        other.communicate()
+        other.wait()
 
 
 @pytest.mark.parametrize(
     ("plan", "failed"),
     [
-        ({"exit_s": 0.3}, ("process", "cannot find tokenizer merges")),
+        ({"exit": 1}, ("process", "cannot find tokenizer merges")),
         ({"kill": "SIGILL"}, ("process", "by SIGILL (the program uses instructions that this CPU")),
         ({"kill": "SIGKILL"}, ("process", "for lack of memory")),
-        ({"load_s": 60}, ("ready", "not ready in time: loading the model")),
         ({"open": True}, ("secret", "instead of 401")),
         ({"serve_alias": "other"}, ("identity", "it serves other, not model")),
         ({"model": "/old.gguf"}, ("identity", "/old.gguf")),
@@ -229,14 +264,26 @@ def test_another_process_on_the_port_fails_the_probe_at_once(home, uid, port):
         ({"status": 500}, ("completion", "answered with 500")),
     ],
 )
-def test_an_engine_that_is_not_right_is_refused(home, uid, port, plan, failed):
+def test_an_engine_that_is_not_right_is_refused(home, uid, port, tmp_path, *, plan, failed):
     """Each kind of wrong engine fails in words, with its probe named."""
     probe, words = failed
-    made = stub(port, **plan)
+    made = stub(port, **plan, end_when=str(tmp_path / "started"))
     engine_process.start(home, uid, made, SECRET)
-    error = failure(home, uid, made, deadline_s=2 if "load_s" in plan else 20)
+    (tmp_path / "started").touch()
+    error = failure(home, uid, made)
     assert error.details["probe"] == probe
     assert words in error.message
+    assert isinstance(error.details["log_tail"], list)
+
+
+def test_an_engine_that_loads_for_ever_is_refused(home, uid, port):
+    """It says so until the deadline; the log's last lines come along."""
+    made = stub(port, load_until="/nowhere")
+    engine_process.start(home, uid, made, SECRET)
+    wait_for_listener(port)
+    error = failure(home, uid, made, deadline_s=0)
+    assert error.details["probe"] == "ready"
+    assert "not ready in time: loading the model" in error.message
     assert isinstance(error.details["log_tail"], list)
 
 
@@ -262,18 +309,9 @@ def test_healthy_but_dead_is_not_ready(home, uid, port, monkeypatch):
     assert "did not come back" in error.message
 
 
-def test_loading_is_not_failing(home, uid, port):
-    """503 on health is waited out, however early the port answers."""
-    made = stub(port, load_s=1.5)
-    engine_process.start(home, uid, made, SECRET)
-    began = time.monotonic()
-    wait_ready(home, uid, made, SECRET)
-    assert time.monotonic() - began > 1
-
-
 def test_a_wait_can_be_given_up(home, uid, port):
     """A cancelled activation does not wait for the deadline."""
-    made = stub(port, load_s=60)
+    made = stub(port, load_until="/nowhere")
     engine_process.start(home, uid, made, SECRET)
 
     def check() -> None:
@@ -325,9 +363,9 @@ def test_one_program_comes_and_goes_without_touching_another(home, uid, port):
     """Adding, replacing and removing a second engine leaves the first one's pid alone."""
     first = engine_process.start(home, uid, stub(port), SECRET)
     supervisor = Supervisor(home)
-    other = ProgramSpec("other", ["/bin/sleep", "60"], home.logs / "other.log")
+    other = ProgramSpec("other", ["/bin/sleep", "600"], home.logs / "other.log")
     supervisor.start_program(other)
-    supervisor.start_program(replace(other, argv=["/bin/sleep", "61"]))
+    supervisor.start_program(replace(other, argv=["/bin/sleep", "601"]))
     supervisor.restart_program("other")
     supervisor.remove_program("other")
     supervisor.launch()
@@ -341,10 +379,8 @@ def test_a_crashed_engine_is_started_again(home, uid, port):
     process = engine_process.start(home, uid, made, SECRET, startsecs=0)
     wait_ready(home, uid, made, SECRET)
     os.kill(process.pid, signal.SIGKILL)
-    give_up = time.monotonic() + 20
-    while (again := engine_process.process(home, uid)) in (None, process):
-        assert time.monotonic() < give_up
-        time.sleep(0.1)
+    wait_for("another", lambda: engine_process.process(home, uid) not in (None, process))
+    again = engine_process.wait_for_process(home, uid)
     assert wait_ready(home, uid, made, SECRET).process == again
 
 
@@ -353,18 +389,12 @@ def test_what_a_killed_supervisor_leaves_is_found_and_ended(tmp_path):
     home = Home(tmp_path)
     supervisor = Supervisor(home)
     supervisor.launch()
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port = one.getsockname()[1]
+    port = free_port()
     made = stub(port, deaf=True)
     process = engine_process.start(home, "left", made, SECRET)
     wait_ready(home, "left", made, SECRET)
     assert supervisor.end_leftovers() == []
-    daemon = supervisor.pid_of_daemon()
-    assert daemon
-    os.kill(daemon, signal.SIGKILL)
-    while supervisor.running():
-        time.sleep(0.05)
+    kill(supervisor)
     assert process.alive
     with pytest.raises(Unreachable, match="mm up"):
         supervisor.status()
@@ -388,30 +418,26 @@ def test_a_supervisor_that_shuts_down_is_unreachable(tmp_path):
         priority=1,
     )
     supervisor.launch([deaf])
-    while "up" not in (deaf.log.read_text() if deaf.log.exists() else ""):
-        time.sleep(0.05)
+    wait_for("the trap", lambda: "up" in text_of(deaf.log))
     supervisor._call("shutdown")
     with pytest.raises(Unreachable, match="mm up"):
         supervisor.program("deaf")
-    assert not supervisor.running()
-    assert supervisor.end_leftovers()
+    assert supervisor.state() == "stopping"
     assert supervisor.end_leftovers() == []
+    assert supervisor.shutdown(0.5, lambda _line: None) == []
+    assert supervisor.state() == "absent"
 
 
 def test_leftovers_are_named_when_they_are_ended(tmp_path):
     """Without any record, by the mark in their environment."""
     home = Home(tmp_path)
     supervisor = Supervisor(home)
-    supervisor.launch([ProgramSpec("service", ["/bin/sleep", "60"], home.logs / "service.log")])
+    supervisor.launch([ProgramSpec("service", ["/bin/sleep", "600"], home.logs / "service.log")])
     pid = supervisor.pid("service")
     assert pid
     service = Incarnation.of(pid)
     assert service
-    daemon = supervisor.pid_of_daemon()
-    assert daemon
-    os.kill(daemon, signal.SIGKILL)
-    while supervisor.running():
-        time.sleep(0.05)
+    kill(supervisor)
     (home.run_dir / "programs.json").unlink(missing_ok=True)
     assert supervisor.end_leftovers() == [f"service (pid {pid})"]
     assert not service.alive
@@ -427,21 +453,23 @@ def test_launch_starts_changes_and_removes_services(tmp_path):
     """A second launch restarts what changed, ends what is no longer listed, and nothing else."""
     home = Home(tmp_path / "my % home")
     supervisor = Supervisor(home)
-    keep = ProgramSpec("keep", ["/bin/sleep", "60"], home.logs / "keep.log", {"A": 'x % "y" \\ ,;'})
-    gone = ProgramSpec("gone", ["/bin/sleep", "60"], home.logs / "gone.log")
+    keep = ProgramSpec(
+        "keep", ["/bin/sleep", "600"], home.logs / "keep.log", {"A": 'x % "y" \\ ,;'}
+    )
+    gone = ProgramSpec("gone", ["/bin/sleep", "600"], home.logs / "gone.log")
     supervisor.launch([keep, gone])
     try:
         pids = {p.name: p.pid for p in supervisor.status()}
         assert psutil.Process(pids["keep"]).environ()["A"] == 'x % "y" \\ ,;'
-        changed = ProgramSpec("new", ["/bin/sleep", "61"], home.logs / "new.log")
+        changed = ProgramSpec("new", ["/bin/sleep", "601"], home.logs / "new.log")
         supervisor.launch([keep, changed])
         after = {p.name: p.pid for p in supervisor.status()}
         assert set(after) == {"keep", "new"}
         assert after["keep"] == pids["keep"]
-        supervisor.launch([keep, replace(changed, argv=["/bin/sleep", "62"])])
+        supervisor.launch([keep, replace(changed, argv=["/bin/sleep", "602"])])
         assert {p.name: p.pid for p in supervisor.status()}["new"] != after["new"]
     finally:
-        supervisor.shutdown(20, lambda _line: None)
+        supervisor.shutdown(PATIENCE_S, lambda _line: None)
     assert not supervisor.running()
     assert not any(psutil.pid_exists(pid) for pid in pids.values() if pid)
 
@@ -459,13 +487,14 @@ def test_a_value_that_the_configuration_cannot_hold_is_refused(tmp_path):
         supervisor.launch([ProgramSpec("x:y", ["/bin/echo"], tmp_path / "x.log")])
 
 
-def test_free_port_skips_what_is_taken(port):
+def test_free_port_skips_what_is_taken():
     """A port that somebody listens on, or that another replica has been given, is passed over."""
+    port = free_ports(3)[0]
     with socket.socket() as old:
         old.bind(("127.0.0.1", port))
         old.listen()
         found = engine_process.free_port(port, taken=frozenset({port + 1}))
-    assert found >= port + 2
+    assert found == port + 2
     with socket.socket() as old:
         old.bind(("127.0.0.1", port))
         old.listen()
@@ -479,17 +508,13 @@ def test_a_clock_that_moves_changes_no_process(tmp_path, monkeypatch):
     psutil's start times move with the clock, so moving what it adds to them is a clock's step.
     """
     supervisor = Supervisor(Home(tmp_path))
-    unmarked = ["/usr/bin/env", "-u", "SUPERVISOR_SERVER_URL", "sleep", "60"]
+    unmarked = ["/usr/bin/env", "-u", "SUPERVISOR_SERVER_URL", "sleep", "600"]
     supervisor.launch([ProgramSpec("service", unmarked, tmp_path / "service.log")])
     pid = supervisor.pid("service")
     assert pid
     service = Incarnation.of(pid)
-    daemon = supervisor.pid_of_daemon()
-    assert daemon
     before = psutil.Process(pid).create_time()
-    os.kill(daemon, signal.SIGKILL)
-    while supervisor.running():
-        time.sleep(0.05)
+    kill(supervisor)
     stepped = psutil.boot_time() - 3600
     monkeypatch.setattr("psutil._pslinux.boot_time", lambda: stepped)
     assert psutil.Process(pid).create_time() < before - 3000
@@ -499,7 +524,7 @@ def test_a_clock_that_moves_changes_no_process(tmp_path, monkeypatch):
 
 def test_only_the_very_process_is_ended():
     """A pid whose process began at another moment is somebody else's: it is left alone."""
-    other = subprocess.Popen(["/bin/sleep", "60"])
+    other = subprocess.Popen(["/bin/sleep", "600"])
     try:
         this = Incarnation.of(other.pid)
         assert this

@@ -1,0 +1,210 @@
+"""supervisord dies and comes back; ordinary ends stay ends, whatever else happens meanwhile."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from itertools import chain
+from pathlib import Path
+
+import psutil
+import pytest
+
+from mmadmin.core.home import Home
+from mmadmin.core.incarnation import Incarnation
+from mmadmin.host import keeper
+from mmadmin.host.supervisor import ProgramSpec, Supervisor
+
+PATIENCE_S = 60
+
+
+def wait_for(what: str, look: Callable[[], object]) -> None:
+    """Return once `look` gives something true."""
+    give_up = time.monotonic() + PATIENCE_S
+    while not look():
+        assert time.monotonic() < give_up, what
+        time.sleep(0.05)
+
+
+def marked(home: Home) -> dict[str, list[int]]:
+    """Every process that carries this home's supervisor in its environment, by program."""
+    found: dict[str, list[int]] = {}
+    for process in psutil.process_iter():
+        try:
+            env = process.environ()
+            zombie = process.status() == psutil.STATUS_ZOMBIE
+        except psutil.Error:
+            continue
+        if env.get("SUPERVISOR_SERVER_URL") == f"unix://{home.supervisor_socket}" and not zombie:
+            found.setdefault(env["SUPERVISOR_PROCESS_NAME"], []).append(process.pid)
+    return found
+
+
+def services(home: Home) -> list[ProgramSpec]:
+    """A service that ends when it is told to, and the keeper."""
+    return [
+        ProgramSpec("service", ["/bin/sleep", "600"], home.logs / "service.log"),
+        keeper.program(home),
+    ]
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Supervisor]:
+    """An empty installation; nothing of it is left behind."""
+    supervisor = Supervisor(Home(tmp_path))
+    yield supervisor
+    supervisor.shutdown(20, lambda _line: None)
+    left = marked(supervisor.home)
+    for pids in left.values():
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+    assert left == {}
+
+
+def kill_daemon(supervisor: Supervisor) -> int:
+    """Kill -9; the pid that it had."""
+    pid = supervisor.pid_of_daemon()
+    assert pid
+    os.kill(pid, signal.SIGKILL)
+    return pid
+
+
+def all_run(supervisor: Supervisor) -> bool:
+    """Both programs run."""
+    if not supervisor.running():
+        return False
+    return {p.name for p in supervisor.status() if p.state == "RUNNING"} == {"service", "keeper"}
+
+
+def brought_back(supervisor: Supervisor) -> tuple[dict[str, list[int]], dict[str, list[int]]]:
+    """Kill the daemon and wait until all is back; what ran before and what runs after."""
+    before = marked(supervisor.home)
+    dead = kill_daemon(supervisor)
+    wait_for("another", lambda: supervisor.pid_of_daemon() not in (None, dead))
+    wait_for("all", lambda: all_run(supervisor))
+    wait_for("the old keeper's end", lambda: Incarnation.of(before["keeper"][0]) is None)
+    return before, marked(supervisor.home)
+
+
+def test_a_killed_supervisor_comes_back_with_all_that_it_had(site: Supervisor) -> None:
+    """One of each afterwards, none of them the old one; and a second time too."""
+    site.launch(services(site.home))
+    wait_for("all", lambda: all_run(site))
+    for _ in range(2):
+        before, after = brought_back(site)
+        assert sorted(after) == sorted(before) == ["keeper", "service", "supervisord"]
+        assert all(len(pids) == 1 for pids in after.values())
+        assert not {*chain(*before.values())} & {*chain(*after.values())}
+        words = (site.home.logs / "keeper.log").read_text()
+        assert f"ended what it left: service (pid {before['service'][0]})" in words
+
+
+def test_a_killed_keeper_comes_back(site: Supervisor) -> None:
+    """The supervisor starts it again, as every program; then it keeps as before."""
+    site.launch(services(site.home))
+    wait_for("all", lambda: all_run(site))
+    old = site.pid("keeper")
+    assert old
+    os.kill(old, signal.SIGKILL)
+    wait_for("a new keeper", lambda: site.pid("keeper") not in (None, old))
+    wait_for("all", lambda: all_run(site))
+    brought_back(site)
+
+
+def test_an_ordinary_end_is_no_death(site: Supervisor) -> None:
+    """The keeper stops first, by order and by SIGTERM to the daemon: nothing comes back."""
+    site.launch(services(site.home))
+    wait_for("all", lambda: all_run(site))
+    pid = site.pid_of_daemon()
+    assert pid
+    os.kill(pid, signal.SIGTERM)
+    assert site.shutdown(30, lambda _line: None) == []
+    assert site.state() == "absent"
+    assert marked(site.home) == {}
+
+
+def test_an_end_that_is_asked_for_while_it_comes_back(site: Supervisor) -> None:
+    """`mm down` right after the death: it waits for the keeper or ends it; nothing is left."""
+    site.launch(services(site.home))
+    wait_for("all", lambda: all_run(site))
+    kill_daemon(site)
+    with site.alone("the test"):
+        site.shutdown(30, lambda _line: None)
+        assert site.state() == "absent"
+        assert marked(site.home) == {}
+
+
+def test_two_ends_at_once_end_once(site: Supervisor) -> None:
+    """The second one waits for the first, and for what the first one waits for."""
+    stubborn = "trap 'sleep 1; exit' TERM; echo up; while :; do sleep 0.1; done"
+    slow = ProgramSpec("slow", ["/bin/sh", "-c", stubborn], site.home.logs / "slow.log")
+    site.launch([*services(site.home), slow])
+    wait_for("the trap", lambda: "up" in slow.log.read_text() if slow.log.exists() else "")
+    pid = site.pid("slow")
+    assert pid
+    left: list[dict[str, list[int]]] = []
+
+    def end() -> None:
+        Supervisor(site.home).shutdown(30, lambda _line: None)
+        left.append(marked(site.home))
+
+    threads = [threading.Thread(target=end) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert left == [{}, {}]
+    assert "stopped: slow (exit status 0)" in (site.home.logs / "supervisord.log").read_text()
+
+
+START = """
+import sys
+from pathlib import Path
+from mmadmin.core.home import Home
+from mmadmin.host.supervisor import ProgramSpec, Supervisor
+home = Home(Path(sys.argv[1]))
+Supervisor(home).launch([ProgramSpec("service", ["/bin/sleep", "600"], home.logs / "service.log")])
+"""
+
+
+def test_an_end_right_after_an_interrupted_start(site: Supervisor) -> None:
+    """A start that was killed leaves a daemon that does not answer yet: it is ended all the same."""
+    start = subprocess.Popen([sys.executable, "-c", START, str(site.home.root)])
+    wait_for("the daemon's process", lambda: marked(site.home))
+    start.kill()
+    start.wait()
+    site.shutdown(30, lambda _line: None)
+    assert site.state() == "absent"
+    assert marked(site.home) == {}
+
+
+def test_a_daemon_that_lost_its_socket_is_ended_in_order(site: Supervisor) -> None:
+    """A cleaned-up /tmp takes the socket away; the daemon is still known, and told by a signal."""
+    site.launch(services(site.home))
+    wait_for("all", lambda: all_run(site))
+    service = site.pid("service")
+    assert service
+    site.home.supervisor_socket.unlink()
+    assert site.shutdown(30, lambda _line: None) == []
+    assert Incarnation.of(service) is None
+    assert "stopped: service" in (site.home.logs / "supervisord.log").read_text()
+
+
+def test_a_silent_daemon_is_ended_by_force(
+    site: Supervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It listens and answers nothing: that is told, and it is killed with its programs."""
+    monkeypatch.setattr("mmadmin.host.supervisor.RPC_TIMEOUT_S", 0.5)
+    site.launch(services(site.home))
+    pid = site.pid_of_daemon()
+    assert pid
+    os.kill(pid, signal.SIGSTOP)
+    assert site.state() == "silent"
+    assert not site.running()
+    site.shutdown(30, lambda _line: None)
+    assert marked(site.home) == {}
