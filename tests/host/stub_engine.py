@@ -13,9 +13,8 @@ import subprocess
 import sys
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import ClassVar
-
-BORN = time.monotonic()
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -37,8 +36,9 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     def loading(self) -> bool:
-        """True until the load time is over."""
-        return time.monotonic() - BORN < self.plan.get("load_s", 0)
+        """True until the plan's file is there."""
+        until = self.plan.get("load_until")
+        return until is not None and not Path(until).exists()
 
     def allowed(self) -> bool:
         """True with the right secret, or when the fault is to take any."""
@@ -128,6 +128,12 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
 
+def wait_for(path: str) -> None:
+    """Return once the file is there."""
+    while not Path(path).exists():
+        time.sleep(0.02)
+
+
 def say(line: str) -> None:
     """A line for the log."""
     sys.stdout.write(line + "\n")
@@ -145,11 +151,12 @@ def main() -> None:
         child = subprocess.Popen([sys.executable, "-c", code])
         say(f"child {child.pid}")
     if plan.get("kill"):
+        wait_for(plan["end_when"])
         os.kill(os.getpid(), signal.Signals[plan["kill"]])
-    if plan.get("exit_s") is not None:
-        time.sleep(plan["exit_s"])
+    if plan.get("exit"):
+        wait_for(plan["end_when"])
         say("error: cannot find tokenizer merges in model file")
-        sys.exit(1)
+        sys.exit(plan["exit"])
     Handler.plan = plan
     Handler.secret = os.environ["LLAMA_API_KEY"]
     server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
