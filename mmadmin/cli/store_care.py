@@ -61,6 +61,14 @@ def gc(
     max_free: Annotated[
         str, typer.Option(help="Stop once so much is freed: 20G.", metavar="SIZE")
     ] = "",
+    leftovers: Annotated[
+        str,
+        typer.Option(
+            help="Let logs, damaged files and unfinished downloads go that nobody touched for so "
+            "long: 12h, 7d. Usually 30d, downloads 7d.",
+            metavar="TIME",
+        ),
+    ] = "",
     as_json: JsonFlag = False,
 ) -> None:
     """Free what no kept generation, running build or running engine needs.
@@ -79,6 +87,7 @@ def gc(
         dry_run=dry_run,
         older_than_s=seconds_of(older_than) if older_than else 0,
         max_free_bytes=bytes_of(max_free) if max_free else None,
+        leftover_s=seconds_of(leftovers) if leftovers else None,
         on_wait=lambda holder: console.print(f"[dim]waiting for {escape(holder)}[/]"),
     )
     if as_json:
@@ -93,8 +102,8 @@ def gc(
     verb = "would be freed" if dry_run else "freed"
     console.print(
         f"{bytes_text(done.freed_bytes)} {verb} "
-        f"({len(done.objects)} objects, {done.blobs} files, {done.leftovers} old logs and damaged "
-        f"files), {done.kept_objects} objects kept, "
+        f"({len(done.objects)} objects, {done.blobs} files, {done.leftovers} leftovers, "
+        f"{done.realisations} records of steps), {done.kept_objects} objects kept, "
         f"{seconds_text(done.seconds)}"
     )
 

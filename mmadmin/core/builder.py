@@ -190,7 +190,8 @@ def _substitute(
     begin = time.monotonic()
     observer.step_started(derivation, "looked for in other stores")
     if known.elsewhere:
-        done = substituter.pull_claimed(known.resolved_key, lease) is not None
+        made_from = _made_from(derivation, outputs)
+        done = substituter.pull_claimed(known.resolved_key, lease, made_from) is not None
     else:
         done = substituter.pull(known.object, lease)
     if done:
@@ -205,8 +206,22 @@ def _substitute(
 def _write_claim(derivation: Derivation, outputs: Outputs) -> None:
     known = outputs.of(derivation)
     if known.elsewhere and known.resolved_key and known.object:
-        record = Realisation(known.resolved_key, derivation.digest, known.object, "substituted")
+        record = Realisation(
+            known.resolved_key,
+            derivation.digest,
+            known.object,
+            "substituted",
+            inputs=_made_from(derivation, outputs),
+        )
         outputs.store.record(record, derivation, only_claimed=True)
+
+
+def _made_from(derivation: Derivation, outputs: Outputs) -> tuple[str, ...]:
+    """The objects that a step with a known key is made from; a pinned one is made from none."""
+    if outputs.of(derivation).fixed is not None:
+        return ()
+    found = (outputs.of(needed).object for needed in derivation.inputs.values())
+    return tuple(sorted({name for name in found if name is not None}))
 
 
 def _report_cached(
@@ -257,7 +272,7 @@ def _there(store: Store, name: str) -> StoreObject:
 
 
 def _fixed_record(derivation: Derivation, key: str, name: str) -> Realisation:
-    return Realisation(key, derivation.digest, name, "fixed", built_at=int(time.time()))
+    return Realisation(key, derivation.digest, name, "fixed", built_at=int(time.time()), inputs=())
 
 
 def _build(
@@ -365,6 +380,7 @@ def _perform(
             built_ms=round((time.monotonic() - begin) * 1000),
             built_at=int(time.time()),
             log=log_name,
+            inputs=tuple(sorted({found.name for found in attempt.inputs.values()})),
         )
 
     refs = [found.name for found in attempt.inputs.values()] if recipe.refers_to_inputs else []

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from mmadmin.cli.store import app
 from mmadmin.cli.store_names import bytes_of, resolve_name, seconds_of
 from mmadmin.core.errors import MmError
-from mmadmin.core.store import Store, StoreObject
+from mmadmin.core.store import Realisation, Store, StoreObject
 from mmadmin.host.substitute import serve
 from tests.core.store.test_verify import flip
 from tests.core.workshop import add, damage
@@ -93,6 +93,17 @@ def test_collecting(store: Store, model: StoreObject) -> None:
         key=lambda n: next(o.name for o in store.objects() if o.name.endswith(n)),
     )
     assert "nothing to collect" in mm("gc")
+
+
+def test_collecting_leftovers_and_records(store: Store, model: StoreObject) -> None:
+    """Both are counted, in words and as data; the age of leftovers is the caller's."""
+    (store.layout.logs / "x.log").write_bytes(b"x")
+    store.record(Realisation("1" * 64, "2" * 64, f"{'3' * 64}-gone", inputs=()), only_claimed=True)
+    assert "0 leftovers, 1 records of steps" in mm("gc", "--dry-run", "--leftovers", "1h")
+    would = mm_json("gc", "--dry-run", "--leftovers", "0s")
+    assert (would["leftovers"], would["realisations"]) == (1, 1)
+    assert mm_json("gc", "--leftovers", "0s")["leftovers"] == 1
+    assert store.claim("1" * 64) is None
 
 
 def test_verify_and_repair_from_a_depot(store: Store, model: StoreObject, tmp_path: Path) -> None:

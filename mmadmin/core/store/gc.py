@@ -12,7 +12,6 @@ import heapq
 import json
 import math
 import os
-import stat
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
@@ -23,18 +22,15 @@ from typing import Any
 from mmadmin.core.errors import DiskFull, StoreCorrupt
 from mmadmin.core.store.disk import BLOCK_BYTES
 from mmadmin.core.store.files import unlink_tree
+from mmadmin.core.store.forget import forget, useless
 from mmadmin.core.store.graph import BlobKey, Graph, Look, all_roots, read_graph
 from mmadmin.core.store.layout import is_sha256
+from mmadmin.core.store.leftovers import find_leftovers, last_links, remove_leftovers
 from mmadmin.core.store.locks import WaitHook, file_lock, no_wait
 from mmadmin.core.store.records import Root
 from mmadmin.core.store.rows import remove_objects
 from mmadmin.core.store.runtime import in_use
 from mmadmin.core.store.store import Store
-
-STALE_DOWNLOAD_S = 7 * 86400
-"""A download that nobody went on with for a week is given up."""
-LEFTOVER_S = 30 * 86400
-"""Build logs, and damaged bytes that were put aside, are kept for a month."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +47,9 @@ class Collected:
     roots: tuple[Root, ...]
     seconds: float
     leftovers: int = 0
-    """Old build logs and damaged files in quarantine that went, too."""
+    """Old build logs, damaged files in quarantine and given-up downloads that went, too."""
+    realisations: int = 0
+    """Records of what steps came out as that went, as nothing that is kept leads to them."""
 
     def as_json(self) -> dict[str, Any]:
         """The report as data."""
@@ -64,6 +62,7 @@ class Collected:
             "roots": [root.as_json() for root in self.roots],
             "seconds": round(self.seconds, 3),
             "leftovers": self.leftovers,
+            "realisations": self.realisations,
         }
 
 
@@ -118,24 +117,26 @@ def collect(
     look: Look = in_use,
     on_wait: WaitHook = no_wait,
     now: float | None = None,
-    leftover_s: float = LEFTOVER_S,
+    leftover_s: float | None = None,
 ) -> Collected:
     """Free what no root needs; one collection at a time, beside builds.
 
     `older_than_s` leaves what was sealed more recently, with all that it needs. `max_free_bytes`
     stops once so much is freed: oldest first, and never something that a left object needs. Build
-    logs and what lies in quarantine go once they are older than `leftover_s`. Raises
-    `StoreCorrupt` before anything is freed when a record is not sound.
+    logs, damaged files and unfinished downloads go once nobody touched them for `leftover_s`
+    (`leftovers.DEFAULTS_S`). Raises `StoreCorrupt` before anything is freed when a record is not
+    sound.
     """
     begin = time.monotonic()
     clock = time.time() if now is None else now
     recent = clock - older_than_s if older_than_s else math.inf
-    leftovers = _leftovers(store, clock - leftover_s)
+    leftovers = find_leftovers(store, clock, leftover_s)
     if dry_run:
         graph, roots, dead = _dead(store, look, recent)
         chosen = _choose(store, graph, dead, max_free_bytes)
         blobs = _loose_blobs(store, without=set(chosen), recent=recent)
-        freed = _would_free(store, chosen, blobs) + sum(map(_last_links, leftovers))
+        forgotten = _forgettable(store, graph, chosen, max_free_bytes, recent)
+        freed = _would_free(store, chosen, blobs) + sum(map(last_links, leftovers))
     else:
         with file_lock(store.layout.lock("collector"), on_wait=on_wait):
             store.sweep()
@@ -144,17 +145,17 @@ def collect(
                 graph, roots, dead = _dead(store, look, recent)
                 chosen = _choose(store, graph, dead, max_free_bytes)
                 blobs = _loose_blobs(store, without=set(chosen), recent=recent)
+                forgotten = _forgettable(store, graph, chosen, max_free_bytes, recent)
                 _remove_objects(store, chosen)
                 _remove_garbage(store)
+                forget(store, forgotten)
             store.after("trashed")
             freed = _empty_trash(store)
             with file_lock(store.layout.lock("gc"), on_wait=on_wait):
                 blobs = _discard_unused(store, blobs)
             store.after("blobs trashed")
-            freed += _empty_trash(store) + _stale_downloads(store)
-            for path in leftovers:
-                freed += _last_links(path)
-                unlink_tree(path)
+            leftovers, left_bytes = remove_leftovers(store, leftovers)
+            freed += _empty_trash(store) + left_bytes
     return Collected(
         dry_run=dry_run,
         objects=tuple(chosen),
@@ -164,6 +165,7 @@ def collect(
         roots=tuple(roots),
         seconds=time.monotonic() - begin,
         leftovers=len(leftovers),
+        realisations=len(forgotten),
     )
 
 
@@ -254,6 +256,18 @@ def _counted_out(links: _Links | None, name: str) -> int:
     return freed
 
 
+def _forgettable(
+    store: Store, graph: Graph, chosen: Iterable[str], max_free_bytes: int | None, recent: float
+) -> list[str]:
+    """Records of steps that lead to nothing once `chosen` are gone.
+
+    A collection that only makes room leaves them: a build waits for it, and they are small.
+    """
+    if max_free_bytes is not None:
+        return []
+    return useless(store, graph.sealed_at.keys() - set(chosen), recent)
+
+
 def _remove_objects(store: Store, names: list[str]) -> None:
     """Rows first, in one transaction: from then on the objects do not exist."""
     with store.index.write() as index:
@@ -340,34 +354,6 @@ def _empty_trash(store: Store) -> int:
     """Unlink what lies in the trash; bytes whose last link went."""
     freed = 0
     for path in list(store.layout.trash.iterdir()):
-        freed += _last_links(path)
+        freed += last_links(path)
         unlink_tree(path)
     return freed
-
-
-def _last_links(path: Path) -> int:
-    """Bytes that vanish with a path: of files with no other link."""
-    try:
-        info = path.lstat()
-        if stat.S_ISDIR(info.st_mode):
-            return sum(_last_links(below) for below in path.iterdir())
-    except FileNotFoundError:  # whoever discarded it unlinked it
-        return 0
-    return info.st_blocks * BLOCK_BYTES if info.st_nlink == 1 else 0
-
-
-def _stale_downloads(store: Store) -> int:
-    freed = 0
-    before = time.time() - STALE_DOWNLOAD_S
-    for path in list(store.layout.downloads.iterdir()):
-        if path.lstat().st_mtime < before:
-            freed += _last_links(path)
-            unlink_tree(path)
-    return freed
-
-
-def _leftovers(store: Store, before: float) -> list[Path]:
-    """Build logs and quarantined files that nothing was written to, or moved there, since."""
-    folders = (store.layout.logs, store.layout.quarantine)
-    paths = [path for folder in folders if folder.is_dir() for path in folder.iterdir()]
-    return sorted(path for path in paths if path.lstat().st_ctime < before)

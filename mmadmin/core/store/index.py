@@ -17,7 +17,7 @@ from typing import Any
 
 from mmadmin.core.errors import DiskFull, StoreCorrupt
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 BUSY_TIMEOUT_S = 60
 SYNCHRONOUS = "FULL"
 WAL_RETRY_S = 0.02
@@ -41,7 +41,7 @@ CREATE INDEX reference_target ON reference (target);
 CREATE TABLE realisation (
   resolved_key TEXT PRIMARY KEY, derivation TEXT NOT NULL, object TEXT NOT NULL,
   sandbox TEXT NOT NULL, host TEXT NOT NULL, built_ms INTEGER NOT NULL, built_at INTEGER NOT NULL,
-  log TEXT NOT NULL
+  log TEXT NOT NULL, inputs TEXT
 ) WITHOUT ROWID;
 CREATE INDEX realisation_derivation ON realisation (derivation);
 CREATE INDEX realisation_object ON realisation (object);

@@ -15,7 +15,7 @@ from mmadmin.core.store.index import Index
 from mmadmin.core.store.layout import Layout
 from mmadmin.core.store.locks import LeaseRecord, leases_in
 from mmadmin.core.store.records import Realisation, Root, StoreObject, read_root, record_of
-from mmadmin.core.store.rows import CLOSURE, LOST, REALISATION, load_object
+from mmadmin.core.store.rows import CLOSURE, LOST, REALISATION, load_object, load_realisation
 
 
 class Reader:
@@ -82,7 +82,7 @@ class Reader:
             f"{REALISATION} WHERE resolved_key = ?",
             (resolved_key,),
         )
-        return Realisation(*row) if row else None
+        return load_realisation(row) if row else None
 
     def realisations_of(self, object_name: str) -> list[Realisation]:
         """Every record that says how an object came about."""
@@ -91,7 +91,7 @@ class Reader:
                 f"{REALISATION} WHERE object = ? ORDER BY built_at, resolved_key",
                 (object_name,),
             ).fetchall()
-        return [Realisation(*row) for row in rows]
+        return [load_realisation(row) for row in rows]
 
     def realisations_by(self, derivation: str) -> list[Realisation]:
         """Every record of what a derivation (by digest) came out as here."""
@@ -100,7 +100,7 @@ class Reader:
                 f"{REALISATION} WHERE derivation = ? ORDER BY built_at, resolved_key",
                 (derivation,),
             ).fetchall()
-        return [Realisation(*row) for row in rows]
+        return [load_realisation(row) for row in rows]
 
     def last_built(self, recipe: str, name: str) -> Any | None:
         """The derivation (as data) of this recipe and name that was realised last, or None."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mmadmin.core.canonical import parse
-from mmadmin.core.errors import InvalidDerivation, StoreCorrupt
+from mmadmin.core.errors import InvalidDerivation, InvalidInput, StoreCorrupt
 from mmadmin.core.store import tree
 from mmadmin.core.store.layout import check_object_name, is_sha256
 from mmadmin.core.store.tree import Entry
@@ -49,6 +49,8 @@ class Realisation:
     """Unix seconds."""
     log: str = ""
     """File name under `logs/`."""
+    inputs: tuple[str, ...] | None = None
+    """Names of the objects that it was made from; None where that was not written down."""
 
     @property
     def built_s(self) -> float:
@@ -66,6 +68,7 @@ class Realisation:
             "built_ms": self.built_ms,
             "built_at": self.built_at,
             "log": self.log,
+            "inputs": None if self.inputs is None else list(self.inputs),
         }
 
 
@@ -169,16 +172,22 @@ def realisation_from_json(value: Any, where: str) -> Realisation:
         "built_at": int,
         "log": str,
     }
+    inputs = value.get("inputs") if isinstance(value, dict) else None
     if (
         not isinstance(value, dict)
-        or set(value) != set(kinds)
+        or set(value) - {"inputs"} != set(kinds)  # records of mmadmin 0.1.0 have no inputs
+        or not isinstance(inputs, list | None)
         or not all(isinstance(value[name], kind) for name, kind in kinds.items())
         or not is_sha256(value["resolved_key"])
         or not is_sha256(value["derivation"])
     ):
         raise StoreCorrupt(f"a record in {where} is damaged")
-    check_object_name(value["object"])
-    return Realisation(**value)
+    try:
+        for name in (value["object"], *(inputs or ())):
+            check_object_name(str(name))
+    except InvalidInput as error:
+        raise StoreCorrupt(f"a record in {where} is damaged: {error.message}") from error
+    return Realisation(**{**value, "inputs": None if inputs is None else tuple(inputs)})
 
 
 def read_root(path: Path) -> Root:

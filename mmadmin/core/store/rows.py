@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from mmadmin.core.store.records import Realisation, StoreObject
 from mmadmin.core.store.tree import Entry
 
 REALISATION = (
-    "SELECT resolved_key, derivation, object, sandbox, host, built_ms, built_at, log"
+    "SELECT resolved_key, derivation, object, sandbox, host, built_ms, built_at, log, inputs"
     " FROM realisation"
 )
 NEEDED = (
@@ -48,9 +49,24 @@ def insert_object(index: sqlite3.Connection, found: StoreObject) -> None:
 def insert_realisation(index: sqlite3.Connection, realisation: Realisation) -> None:
     """Write what a derivation came out as; the last word on a key counts."""
     index.execute(
-        "INSERT OR REPLACE INTO realisation VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-        tuple(realisation.as_json().values()),
+        "INSERT OR REPLACE INTO realisation VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        (*list(realisation.as_json().values())[:-1], inputs_to_text(realisation.inputs)),
     )
+
+
+def inputs_to_text(inputs: tuple[str, ...] | None) -> str | None:
+    """A realisation's inputs as the index has them."""
+    return None if inputs is None else "\n".join(inputs)
+
+
+def inputs_from_text(text: str | None) -> tuple[str, ...] | None:
+    """What `inputs_to_text` wrote."""
+    return None if text is None else tuple(text.split("\n")) if text else ()
+
+
+def load_realisation(row: Sequence[Any]) -> Realisation:
+    """The record of a row of `REALISATION`."""
+    return replace(Realisation(*row[:-1]), inputs=inputs_from_text(row[-1]))
 
 
 def insert_derivation(index: sqlite3.Connection, digest: str, row: Any) -> None:

@@ -275,13 +275,15 @@ class Store(Reader):
 
         `only_claimed`: the object need not be here; a trusted store says so.
         """
-        if not only_claimed and not self.has_object(realisation.object):
-            raise NotFound(f"the store has no object {realisation.object}")
-        self.write_realisation(realisation, derivation)
-        with self.index.write() as index:
-            insert_realisation(index, realisation)
-            if derivation is not None:
-                insert_derivation(index, derivation.digest, derivation.as_json())
+        with file_lock(self.layout.lock("gc"), shared=True):
+            if not only_claimed and not self.has_object(realisation.object):
+                raise NotFound(f"the store has no object {realisation.object}")
+            self.write_realisation(realisation, derivation)
+            self.after("recorded")
+            with self.index.write() as index:
+                insert_realisation(index, realisation)
+                if derivation is not None:
+                    insert_derivation(index, derivation.digest, derivation.as_json())
 
     def copy_object_from(
         self, other: Store, name: str, lease: Lease, *, progress: Progress = silent

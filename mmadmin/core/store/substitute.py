@@ -75,8 +75,13 @@ class Substituter:
             return claim
         return None
 
-    def pull_claimed(self, resolved_key: str, lease: Lease) -> Realisation | None:
-        """Get what a step produced elsewhere, with all it needs; None when that cannot be had."""
+    def pull_claimed(
+        self, resolved_key: str, lease: Lease, inputs: tuple[str, ...] | None = None
+    ) -> Realisation | None:
+        """Get what a step produced elsewhere, with all it needs; None when that cannot be had.
+
+        `inputs` are the objects that the step is made from, for the record.
+        """
         claim = self.claim(resolved_key)
         if claim is None:
             return None
@@ -84,7 +89,11 @@ class Substituter:
             if not self._pull_one(name, claim.closure[name], lease):
                 return None
         record = Realisation(
-            claim.resolved_key, claim.derivation, claim.object, sandbox="substituted"
+            claim.resolved_key,
+            claim.derivation,
+            claim.object,
+            sandbox="substituted",
+            inputs=inputs,
         )
         self.store.record(record)
         return record

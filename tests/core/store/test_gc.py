@@ -23,6 +23,7 @@ from mmadmin.core.store import Store
 from mmadmin.core.store.explain import sizes, why
 from mmadmin.core.store.gc import collect, ensure_free
 from mmadmin.core.store.graph import all_roots
+from mmadmin.core.store.locks import file_lock
 from mmadmin.core.store.runtime import InUse, in_use
 from tests.core.workshop import Shop, Watch, add, damage, in_child, killer, step, tools_for
 
@@ -439,13 +440,48 @@ def test_sizes_tell_shared_from_own(store: Store) -> None:
 
 
 def test_stale_downloads_are_given_up(store: Store) -> None:
-    """A part that nobody went on with for a week goes; a fresh one stays."""
+    """A part that nobody went on with for a week goes; a fresh one stays; a dry run says so."""
     old, new = store.layout.downloads / "old.part", store.layout.downloads / "new.part"
     for path in (old, new):
         path.write_bytes(b"x" * 10_000)
     os.utime(old, (time.time() - 8 * 86400,) * 2)
-    assert collect(store, look=nobody).freed_bytes >= 10_000
+    would = collect(store, look=nobody, dry_run=True)
+    assert old.exists()
+    done = collect(store, look=nobody)
+    assert (done.leftovers, done.freed_bytes) == (would.leftovers, would.freed_bytes)
+    assert done.leftovers == 1
+    assert done.freed_bytes >= 10_000
     assert (old.exists(), new.exists()) == (False, True)
+
+
+@pytest.mark.parametrize("suffix", ["part", "state"])
+@pytest.mark.parametrize("holder", ["a fetch", "a pull"])
+def test_a_download_under_way_is_left(store: Store, holder: str, suffix: str) -> None:
+    """However long ago its bytes came: who transfers it holds a lock."""
+    sha256 = "a" * 64
+    path = store.layout.downloads / f"{sha256}.{suffix}"
+    path.write_bytes(b"x")
+    os.utime(path, (1, 1))
+    mine = store.layout.downloads / f"{sha256}.lock"
+    with file_lock(mine if holder == "a fetch" else store.layout.lock(f"blob-{sha256}")):
+        assert collect(store, look=nobody, leftover_s=0).leftovers == 0
+        assert path.exists()
+    collect(store, look=nobody, leftover_s=0)
+    assert list(store.layout.downloads.iterdir()) == []
+
+
+def test_the_age_of_leftovers_can_be_told(store: Store) -> None:
+    """One age for all kinds in place of the usual ones."""
+    store.layout.quarantine.mkdir()
+    folders = (store.layout.logs, store.layout.quarantine, store.layout.downloads)
+    paths = [folder / "x" for folder in folders]
+    for path in paths:
+        path.write_bytes(b"x")
+    later = time.time() + 2 * 86400
+    assert collect(store, look=nobody, now=later).leftovers == 0
+    assert collect(store, look=nobody, now=later, leftover_s=3 * 86400).leftovers == 0
+    assert collect(store, look=nobody, now=later, leftover_s=86400).leftovers == 3
+    assert not any(path.exists() for path in paths)
 
 
 def test_old_logs_and_quarantined_files_go(store: Store) -> None:

@@ -1,0 +1,79 @@
+"""What work leaves behind, and when it is given up: logs, damaged files, unfinished downloads.
+
+What a killed step wrote in `staging/` is of no use to anybody and goes at once (`Store.sweep`);
+these may still be, for a time.
+"""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Iterable
+from contextlib import ExitStack
+from pathlib import Path
+
+from mmadmin.core.store.disk import BLOCK_BYTES
+from mmadmin.core.store.files import unlink_tree
+from mmadmin.core.store.locks import file_lock
+from mmadmin.core.store.store import Store
+
+DAY_S = 86400
+DEFAULTS_S = {"logs": 30 * DAY_S, "quarantine": 30 * DAY_S, "downloads": 7 * DAY_S}
+"""By folder, so long is it kept after it was last touched."""
+
+
+def find_leftovers(store: Store, now: float, age_s: float | None) -> list[Path]:
+    """What nobody touched for `age_s`, or for as long as is usual for its kind."""
+    found = []
+    for folder, usual_s in DEFAULTS_S.items():
+        before = now - (usual_s if age_s is None else age_s)
+        place = store.root / folder
+        for path in place.iterdir() if place.is_dir() else ():
+            # a download is touched by its bytes, the others also by being moved there
+            info = path.lstat()
+            touched = info.st_mtime if folder == "downloads" else info.st_ctime
+            if touched < before:
+                found.append(path)
+    return sorted(found)
+
+
+def remove_leftovers(store: Store, paths: Iterable[Path]) -> tuple[list[Path], int]:
+    """Remove them, except downloads that someone goes on with: what went, and its bytes."""
+    gone, freed = [], 0
+    for path in paths:
+        try:
+            with ExitStack() as held:
+                for lock in _transfers(store, path):
+                    held.enter_context(file_lock(lock, on_wait=_give_up))
+                freed += last_links(path)
+                unlink_tree(path)
+                gone.append(path)
+        except _Busy:
+            continue
+    return gone, freed
+
+
+class _Busy(Exception):
+    """Someone holds the lock."""
+
+
+def _give_up(_holder: str) -> None:
+    raise _Busy
+
+
+def _transfers(store: Store, path: Path) -> list[Path]:
+    """The locks of whoever may be writing to a download (`host.download`, `store.substitute`)."""
+    if path.parent != store.layout.downloads:
+        return []
+    sha256 = path.name.partition(".")[0]
+    return [store.layout.downloads / f"{sha256}.lock", store.layout.lock(f"blob-{sha256}")]
+
+
+def last_links(path: Path) -> int:
+    """Bytes that vanish with a path: of files with no other link."""
+    try:
+        info = path.lstat()
+        if stat.S_ISDIR(info.st_mode):
+            return sum(last_links(below) for below in path.iterdir())
+    except FileNotFoundError:  # whoever discarded it unlinked it
+        return 0
+    return info.st_blocks * BLOCK_BYTES if info.st_nlink == 1 else 0
