@@ -60,6 +60,11 @@ LISTS: dict[type[Model], tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]
         ("state", "kind"),
         ("deployment__name",),
     ),
+    models.Trial: (
+        ("id", "generation", "state", "phase", "opened_at", "ends_at"),
+        ("state",),
+        ("deployment__name",),
+    ),
     models.Browse: (("id", "repo", "state", "created_at"), ("state",), ("repo",)),
     models.Care: (("id", "kind", "host", "state", "created_at"), ("kind", "state"), ()),
     models.Replica: (("uid", "generation", "port", "state", "pid"), ("state",), ("uid",)),

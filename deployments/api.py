@@ -137,6 +137,7 @@ def _bug(request: HttpRequest, error: Exception) -> HttpResponse:
 deployments = Router(tags=["deployments"])
 builds = Router(tags=["builds"])
 activations = Router(tags=["activations"])
+trials = Router(tags=["trials"])
 keys = Router(tags=["keys"])
 people = Router(tags=["people"])
 rest = Router(tags=["installation"])
@@ -262,6 +263,15 @@ def mark(request: HttpRequest, name: str, number: int, body: s.MarkIn) -> Any:
     return s.GenerationDetailOut.of_row(queries.generation(who(request), name, number))
 
 
+@deployments.post("/{name}/generations/{int:number}/trial", response={202: s.TrialOut, **ERRORS})
+def begin_trial(request: HttpRequest, name: str, number: int, body: s.TrialIn) -> Any:
+    """Run a kept generation beside the live one for a limited time; look at the trial for more."""
+    trial = actions.begin_trial(
+        who(request), name, number, minutes=body.minutes, reason=body.reason
+    )
+    return Status(202, s.TrialOut.of(queries.trial(who(request), trial.pk)))
+
+
 @deployments.post("/{name}/generations/{int:number}/rebuild", response={202: s.BuildOut, **ERRORS})
 def rebuild(request: HttpRequest, name: str, number: int) -> Any:
     """Make a generation's objects again from its own record, to the same hashes."""
@@ -358,6 +368,25 @@ def cancel_activation(request: HttpRequest, activation_id: int) -> Any:
     """Cancel an activation; what was live before stays or comes back."""
     actions.cancel_activation(who(request), activation_id)
     return Status(202, s.ActivationOut.of(queries.activation(who(request), activation_id)))
+
+
+@trials.get("", response={200: s.PageOut[s.TrialOut], **ERRORS})
+def list_trials(request: HttpRequest, deployment: str = "", page: int = Query(1, ge=1)) -> Any:
+    """Trials, newest first."""
+    return _page(queries.trials(who(request), name=deployment, page=page), s.TrialOut.of)
+
+
+@trials.get("/{int:trial_id}", response={200: s.TrialOut, **ERRORS})
+def get_trial(request: HttpRequest, trial_id: int) -> Any:
+    """One trial: whether it answers, and until when."""
+    return s.TrialOut.of(queries.trial(who(request), trial_id))
+
+
+@trials.post("/{int:trial_id}/end", response={202: s.TrialOut, **ERRORS})
+def end_trial(request: HttpRequest, trial_id: int) -> Any:
+    """End a trial before its time."""
+    actions.end_trial(who(request), trial_id)
+    return Status(202, s.TrialOut.of(queries.trial(who(request), trial_id)))
 
 
 # --- keys
@@ -585,6 +614,7 @@ def _page(found: queries.Page[Any], convert: Any) -> dict[str, Any]:
 api.add_router("/deployments", deployments)
 api.add_router("", builds)
 api.add_router("/activations", activations)
+api.add_router("/trials", trials)
 api.add_router("/keys", keys)
 api.add_router("", people)
 api.add_router("", rest)

@@ -27,6 +27,7 @@ from django.utils import timezone
 
 from deployments.models import ClientKey, Deployment, Publication, Replica, ReplicaState
 from mmadmin.core.home import Home
+from mmadmin.core.lifecycle import JobState
 from mmadmin.core.snapshot import (
     KEY_LIMITS,
     NUDGE_CHANNEL,
@@ -39,6 +40,7 @@ from mmadmin.core.snapshot import (
     Snapshot,
     snapshot_to_json,
 )
+from mmadmin.core.trial import Phase
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +55,7 @@ KEY_FIELDS = (
     "expires_at",
     "deployments",
     "endpoints",
+    "playground",
 )
 
 SET_IF_NEWER = """
@@ -112,12 +115,8 @@ def current_snapshot() -> Snapshot:
     now = timezone.now()
     replicas: dict[int, list[ReplicaRoute]] = {}
     contexts: dict[int, int] = {}
-    for replica in Replica.objects.filter(state=ReplicaState.READY).select_related("host"):
-        replicas.setdefault(replica.generation_id, []).append(
-            ReplicaRoute(
-                uid=replica.uid, url=f"http://127.0.0.1:{replica.port}", slots=replica.slots
-            )
-        )
+    for replica in Replica.objects.filter(state=ReplicaState.READY, trial=None):
+        replicas.setdefault(replica.generation_id, []).append(_replica_route(replica))
         contexts[replica.generation_id] = replica.context_per_slot
     routes: dict[str, Route] = {}
     deployments = Deployment.objects.filter(archived_at=None).select_related("live")
@@ -145,11 +144,42 @@ def current_snapshot() -> Snapshot:
             expires_at=_unix(row["expires_at"]),
             deployments=row["deployments"],
             endpoints=row["endpoints"],
+            trials=row["playground"],
             **{limit: row[limit] for limit in KEY_LIMITS},
         )
         for row in ClientKey.objects.values(*KEY_FIELDS, *KEY_LIMITS)
     }
-    return Snapshot(version=0, routes=routes, keys=keys)
+    return Snapshot(version=0, routes=routes, keys=keys, trials=_trials())
+
+
+def _trials() -> dict[str, Route]:
+    """The generations that run beside a live one now, by their uids."""
+    ready = Replica.objects.filter(
+        state=ReplicaState.READY,
+        trial__phase=Phase.OPEN,
+        trial__state__in=[JobState.QUEUED, JobState.RUNNING],
+    )
+    found: dict[str, Route] = {}
+    for replica in ready.select_related("generation__deployment", "trial").order_by("uid"):
+        generation, trial = replica.generation, replica.trial
+        found[generation.uid] = Route(
+            deployment=generation.deployment.name,
+            public_name=generation.uid,
+            mode="open",
+            generation=generation.number,
+            generation_uid=generation.uid,
+            replicas=[_replica_route(replica)],
+            created=_unix(trial.opened_at if trial else None),
+            context_per_slot=replica.context_per_slot,
+            trial=True,
+        )
+    return found
+
+
+def _replica_route(replica: Replica) -> ReplicaRoute:
+    return ReplicaRoute(
+        uid=replica.uid, url=f"http://127.0.0.1:{replica.port}", slots=replica.slots
+    )
 
 
 def _unix(moment: datetime | None) -> int:

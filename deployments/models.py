@@ -19,6 +19,7 @@ from django.utils.module_loading import import_string
 
 from mmadmin.core.incarnation import Incarnation
 from mmadmin.core.lifecycle import GenerationState, JobState
+from mmadmin.core.trial import END, MINUTES, Phase, Standing, standing
 
 
 class Role(models.TextChoices):
@@ -395,6 +396,81 @@ class Activation(Job):
         ]
 
 
+class Trial(Job):
+    """A kept generation that runs beside the live one for a limited time, for the playground.
+
+    The generation's own state does not change: what runs is a replica that belongs to the trial.
+    """
+
+    deployment = models.ForeignKey(Deployment, on_delete=models.CASCADE, related_name="trials")
+    generation = models.ForeignKey(Generation, on_delete=models.CASCADE, related_name="trials")
+    minutes = models.PositiveIntegerField(default=MINUTES)
+    """How long it stays open."""
+    reason = models.TextField(blank=True)
+    phase = models.CharField(max_length=16, blank=True)
+    """The step of `mmadmin.core.trial` that it is in; empty = it has not begun."""
+    opened_at = models.DateTimeField(null=True, blank=True)
+    ends_at = models.DateTimeField(null=True, blank=True)
+    """Set once it is open: until then it sleeps, queued and held by nobody."""
+    ending = models.TextField(blank=True)
+    """Why it ends, or ended, in words."""
+    snapshot_version = models.BigIntegerField(default=0)
+    """The snapshot with which it last changed the route: drains wait for it."""
+    max_attempts = models.PositiveIntegerField(default=6)
+    """Of the attempts, only the first few go forward; the others may still end its engine."""
+
+    class Meta:
+        ordering: ClassVar[list[str]] = ["-id"]
+        constraints: ClassVar[list[Any]] = [
+            models.UniqueConstraint(
+                fields=["deployment"],
+                condition=Q(state__in=[JobState.QUEUED, JobState.RUNNING]),
+                name="one_trial_a_deployment",
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return self.generation.uid
+
+    @property
+    def standing(self) -> Standing:
+        """Where it is, for people."""
+        return standing(JobState(self.state), Phase(self.phase) if self.phase else None)
+
+    @property
+    def active(self) -> bool:
+        """True until its engine has ended."""
+        return self.state in {JobState.QUEUED, JobState.RUNNING}
+
+    @property
+    def asleep(self) -> bool:
+        """True while it is open, its time is not over, and nobody works on it."""
+        if self.state != JobState.QUEUED or self.ends_at is None:
+            return False
+        return self.ends_at > timezone.now()
+
+    def end_soon(self, why: str) -> bool:
+        """Let it end, whoever works on it: by compare-and-set, in the caller's transaction.
+
+        One that has not begun ends here, one that sleeps wakes, a worker that starts it is told.
+        False when it has ended, or is to end already.
+        """
+        now = timezone.now()
+        row = Trial.objects.filter(pk=self.pk, cancel_requested_at=None)
+        asked: dict[str, Any] = {"cancel_requested_at": now, "ending": why}
+        not_begun = row.filter(state=JobState.QUEUED, phase="")
+        if not_begun.update(state=JobState.CANCELLED, ended_at=now, **asked):
+            told = True
+        else:
+            active = row.filter(state__in=[JobState.QUEUED, JobState.RUNNING])
+            told = bool(active.exclude(phase__in=END).update(**asked))
+            Trial.objects.filter(
+                pk=self.pk, state=JobState.QUEUED, cancel_requested_at__isnull=False
+            ).update(ends_at=now)
+        self.refresh_from_db()
+        return told
+
+
 class ReplicaState(models.TextChoices):
     """Where an engine process is."""
 
@@ -428,6 +504,10 @@ class Replica(models.Model):
         Activation, on_delete=models.SET_NULL, null=True, blank=True, related_name="replicas"
     )
     """The activation that started it: a resumed activation finds its own replica again."""
+    trial = models.ForeignKey(
+        Trial, on_delete=models.SET_NULL, null=True, blank=True, related_name="replicas"
+    )
+    """The trial that it belongs to; null = it serves the live generation, or is to."""
     launch = models.JSONField(default=dict)
     """argv and environment without secrets."""
     checked_at = models.DateTimeField(null=True, blank=True)
@@ -476,6 +556,8 @@ class ClientKey(models.Model):
     tokens_per_day = models.PositiveBigIntegerField(default=0)
     tokens_per_month = models.PositiveBigIntegerField(default=0)
     """Limits; 0 = none."""
+    playground = models.BooleanField(default=False, editable=False)
+    """Made by the panel for somebody's playground: it may ask generations on trial."""
     expires_at = models.DateTimeField(null=True, blank=True)
     suspended_at = models.DateTimeField(null=True, blank=True)
     revoked_at = models.DateTimeField(null=True, blank=True)

@@ -13,14 +13,15 @@ from django.db import transaction
 from django.utils import timezone
 from kombu.exceptions import OperationalError
 
-from deployments.models import Activation, Browse, Build, Care
+from deployments.models import Activation, Browse, Build, Care, Trial
 
 log = logging.getLogger(__name__)
 
-AnyJob = Build | Activation | Browse | Care
+AnyJob = Build | Activation | Trial | Browse | Care
 TASKS: dict[type[AnyJob], str] = {
     Build: "deployments.tasks.run_build",
     Activation: "deployments.tasks.run_activation",
+    Trial: "deployments.tasks.run_trial",
     Browse: "deployments.tasks.run_browse",
     Care: "deployments.tasks.run_care",
 }

@@ -22,10 +22,11 @@ from deployments.jobs import (
     keep,
     prune,
     sweeper,
+    trials,
     watch,
 )
 from deployments.jobs.recorder import Parent, recording
-from deployments.models import Activation, Browse, Build, Care
+from deployments.models import Activation, Browse, Build, Care, Trial
 from deployments.queue import send
 from mmadmin.core import catalog
 from mmadmin.host.facts import compiler
@@ -55,6 +56,15 @@ def run_activation(activation_id: int) -> None:
         if recorder is None:
             return
         activations.walk(recorder, machine())
+
+
+@shared_task
+def run_trial(trial_id: int) -> None:
+    """Start a generation beside the live one, or end it when its time is over."""
+    with recording(Trial, trial_id) as recorder:
+        if recorder is None:  # it sleeps, it has ended, or another worker holds it
+            return
+        trials.walk(recorder, machine())
 
 
 @shared_task

@@ -40,12 +40,14 @@ from deployments.actions.people import (
     token_user,
 )
 from deployments.actions.serving import activate, cancel_activation, rollback, stop
+from deployments.actions.trying import begin_trial, end_trial
 
 __all__ = [
     "acting_from",
     "activate",
     "archive",
     "arrive",
+    "begin_trial",
     "browse",
     "cancel_activation",
     "cancel_build",
@@ -58,6 +60,7 @@ __all__ = [
     "edit_user",
     "end_other_sessions",
     "end_session",
+    "end_trial",
     "import_generation",
     "issue_key",
     "issue_token",

@@ -75,6 +75,7 @@ def archive(actor: User, name: str, *, on: bool = True) -> Deployment:
             deployment.live_id is not None
             or deployment.activations.filter(state__in=ACTIVE_JOB).exists()
             or deployment.builds.filter(state__in=ACTIVE_JOB).exists()
+            or deployment.trials.filter(state__in=ACTIVE_JOB).exists()
         )
         if on and busy:
             raise Conflict(f"{name} is in use", remedy="stop it and let its jobs end first")

@@ -205,6 +205,7 @@ def playground_key(actor: User) -> tuple[ClientKey, str]:
             digest=new.digest,
             owner=owner,
             note="Playground",
+            playground=True,
             concurrency=PLAYGROUND_CONCURRENCY,
             expires_at=now + PLAYGROUND_KEY_LASTS,
             created_by=actor,

@@ -20,7 +20,7 @@ from django.db import InterfaceError, OperationalError
 from django.utils import timezone
 
 from deployments import feed
-from deployments.jobs import gates, lease, states
+from deployments.jobs import gates, lease, states, trials
 from deployments.jobs.engines import Engines, Hands
 from deployments.jobs.recorder import Ended, Recorder
 from deployments.models import (
@@ -51,6 +51,7 @@ from mmadmin.core.errors import (
     MmError,
 )
 from mmadmin.core.lifecycle import GenerationState
+from mmadmin.core.placement import Beside
 from mmadmin.core.spec import ActivationSpec, parse_spec
 
 log = logging.getLogger(__name__)
@@ -178,7 +179,10 @@ class Walker(Engines):
         self.hands.preflight(target)
         old = self.activation.previous
         running = self._replicas(old) if old is not None else []
-        room = self.hands.beside(target, running[0] if running else None)
+        if trials.settle(self.activation, self.recorder, self.hands):
+            room = Beside("overlap", "its engine runs already: it was on trial")
+        else:
+            room = self._room(target, running[0] if running else None)
         if room.mode == "refuse":
             raise DoesNotFit(
                 f"{target.uid} does not fit: {room.words}",
@@ -192,6 +196,15 @@ class Walker(Engines):
         )
         lease.write(self.activation, mode=mode.value)
         self.recorder.log(f"{mode.value} of {target.uid}: {room.words}")
+
+    def _room(self, target: Generation, running: Replica | None) -> Beside:
+        """Whether there is memory beside what runs: trials give theirs."""
+        room = self.hands.beside(target, running)
+        if room.mode != "overlap" and trials.give_memory(
+            self.activation, self.recorder, self.hands
+        ):
+            room = self.hands.beside(target, running)
+        return room
 
     def _hold(self) -> None:
         """New requests wait at the gates while there is no engine."""
@@ -251,6 +264,8 @@ class Walker(Engines):
 
     def _stop(self) -> None:
         """The old generation's engines end."""
+        if self.activation.target is None:
+            trials.settle(self.activation, self.recorder, self.hands)
         if self.activation.previous is not None:
             self._stop_replicas(self.activation.previous)
 

@@ -10,15 +10,16 @@ import time
 from dataclasses import dataclass
 
 from django.conf import settings
-from django.db.models import Max, Q, QuerySet
+from django.db.models import Exists, Max, OuterRef, Q, QuerySet
 
-from deployments.models import Generation
+from deployments.models import Generation, Trial
 from mmadmin.core.keep import Candidate, keep
-from mmadmin.core.lifecycle import GenerationState
+from mmadmin.core.lifecycle import GenerationState, JobState
 from mmadmin.core.store import Store
 from mmadmin.core.store.gc import Collected, collect
 
 ROOT_KIND = "generation"
+ACTIVE_JOB = (JobState.QUEUED, JobState.RUNNING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,8 @@ def _candidates(last: int | None) -> list[Candidate]:
         _here()
         .exclude(system="")
         .annotate(
-            left_live_at=Max("transitions__at", filter=Q(transitions__before=GenerationState.LIVE))
+            left_live_at=Max("transitions__at", filter=Q(transitions__before=GenerationState.LIVE)),
+            on_trial=Exists(Trial.objects.filter(generation=OuterRef("pk"), state__in=ACTIVE_JOB)),
         )
         .select_related("deployment")
     )
@@ -90,6 +92,7 @@ def _candidates(last: int | None) -> list[Candidate]:
             state=GenerationState(row.state),
             pinned=row.pinned,
             last_live_at=row.left_live_at.timestamp() if row.left_live_at else None,
+            on_trial=row.on_trial,
             last=row.deployment.keep_generations if last is None else last,
         )
         for row in rows

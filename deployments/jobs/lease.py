@@ -34,6 +34,7 @@ from deployments.models import (
     Care,
     Deployment,
     StepState,
+    Trial,
 )
 from deployments.queue import AnyJob
 from mmadmin.core.errors import LeaseLost, StepFailed
@@ -46,7 +47,7 @@ LEASE_S = 20
 """A lease that is not extended ends after this."""
 HEARTBEAT_S = 5
 
-J = TypeVar("J", Build, Activation, Browse, Care)
+J = TypeVar("J", Build, Activation, Trial, Browse, Care)
 
 KILLED = StepFailed(
     "worker killed (likely out of memory)",
@@ -98,6 +99,8 @@ def claim(model: type[J], job_id: int) -> J | None:
         return None
     if isinstance(job, Build) and not _has_a_slot(job):
         return None
+    if isinstance(job, Trial) and job.asleep:
+        return None
     now = timezone.now()
     taken = model._default_manager.filter(  # noqa: SLF001
         pk=job.pk, state=job.state, fence=job.fence, lease_expires_at=job.lease_expires_at
@@ -139,6 +142,23 @@ def extend(job: AnyJob) -> None:
 def release(job: AnyJob) -> None:
     """Give the job back unfinished: whoever comes next may take it at once."""
     _mine(job).update(lease_expires_at=timezone.now())
+
+
+def sleep(trial: Trial) -> bool:
+    """Let go of an open trial until its time is over: then the sweeper hands it out again.
+
+    Its attempts begin anew. One that a person ended in this moment wakes at once. False when the
+    lease went to someone else.
+    """
+    rests = _mine(trial).update(
+        state=JobState.QUEUED, lease_expires_at=None, holder="", attempts=0, enqueued_at=None
+    )
+    ended = Trial.objects.filter(
+        pk=trial.pk, state=JobState.QUEUED, cancel_requested_at__isnull=False
+    )
+    ended.update(ends_at=timezone.now())
+    announce(trial)
+    return bool(rests)
 
 
 def _mine(job: AnyJob) -> Any:

@@ -19,7 +19,7 @@ from django.db import DatabaseError, InterfaceError, OperationalError, connectio
 
 from deployments.jobs import lease, states
 from deployments.jobs.lease import J
-from deployments.models import Activation, Browse, Build, BuildStep, Care, LogChunk
+from deployments.models import Activation, Browse, Build, BuildStep, Care, LogChunk, Trial
 from mmadmin.core.errors import Cancelled, MmError
 from mmadmin.core.lifecycle import JobState
 
@@ -42,6 +42,14 @@ class Ended(Exception):
         """How the job ends."""
         by_code = {"cancelled": JobState.CANCELLED, "errored": JobState.ERRORED}
         return by_code.get(str(self.error.get("code")), JobState.FAILED)
+
+
+class Sleeps(Exception):
+    """The trial is open: its job rests until the trial's time is over."""
+
+    def __init__(self, trial: Trial) -> None:
+        super().__init__(str(trial))
+        self.trial = trial
 
 
 class Parent:
@@ -76,7 +84,7 @@ class Recorder(Generic[J]):
 
     def log(self, line: str, step_id: int | None = None) -> None:
         """Add a line to the step's log, or to the job's own."""
-        if isinstance(self.job, Browse | Care):
+        if isinstance(self.job, Trial | Browse | Care):
             log.info("%s %s: %s", type(self.job).__name__, self.job.pk, line)
             return
         with self._mutex:
@@ -229,9 +237,11 @@ def recording(model: type[J], job_id: int) -> Iterator[Recorder[J] | None]:
         return
     recorder = Recorder(job)
     recorder.start()
-    state, error = JobState.SUCCEEDED, None
+    state, error, asleep = JobState.SUCCEEDED, None, None
     try:
         yield recorder
+    except Sleeps as rest:
+        asleep = rest.trial
     except Cancelled as cancelled:
         state, error = JobState.CANCELLED, cancelled.as_json()
     except (OperationalError, InterfaceError) as gone:
@@ -251,5 +261,7 @@ def recording(model: type[J], job_id: int) -> Iterator[Recorder[J] | None]:
         recorder.stop()
     if recorder.is_lost:
         log.warning("%s %s went to another worker", model.__name__, job_id)
-        return
-    lease.end(job, state, error)
+    elif asleep is not None:
+        lease.sleep(asleep)
+    else:
+        lease.end(job, state, error)

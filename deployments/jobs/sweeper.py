@@ -12,7 +12,7 @@ from django.db.models import Q
 from django.utils import timezone
 
 from deployments.jobs import lease
-from deployments.models import Activation, Browse, Build, Care
+from deployments.models import Activation, Browse, Build, Care, Trial
 from deployments.queue import AnyJob, send
 from mmadmin.core.lifecycle import JobState
 
@@ -38,6 +38,8 @@ def _due(now: datetime) -> Iterator[AnyJob]:
     due = waiting | running
     yield from Activation.objects.filter(due).select_related("host", "deployment")
     yield from Build.objects.filter(due).select_related("host", "deployment")
+    trials = Trial.objects.filter(due).select_related("host", "deployment")
+    yield from trials.exclude(state=JobState.QUEUED, ends_at__gt=now)  # those sleep
     yield from Browse.objects.filter(due).select_related("host")
     yield from Care.objects.filter(due).select_related("host")
 

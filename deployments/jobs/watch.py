@@ -21,7 +21,7 @@ from django.db import IntegrityError, transaction
 from django.utils import timezone
 
 from deployments import feed
-from deployments.jobs import gates
+from deployments.jobs import gates, trials
 from deployments.jobs.engines import ACTIVE_REPLICA, note_process, seat_of
 from deployments.models import (
     Activation,
@@ -89,7 +89,9 @@ def watch(hands: Hands) -> None:
     view = gates.look()
     for replica in _idle_deployments():
         try:
-            if replica.generation.deployment.live_id != replica.generation_id:
+            if replica.trial is not None:
+                trials.look_at(replica, hands)
+            elif replica.generation.deployment.live_id != replica.generation_id:
                 _end_leftover(replica, hands)
             else:
                 _look_at(replica, hands, view)
@@ -104,7 +106,7 @@ def _idle_deployments() -> list[Replica]:
     return list(
         Replica.objects.filter(host__name=settings.HOST_NAME, state__in=ACTIVE_REPLICA)
         .exclude(generation__deployment__in=busy)
-        .select_related("generation__deployment", "host")
+        .select_related("generation__deployment", "trial__generation", "trial__deployment", "host")
     )
 
 

@@ -37,6 +37,7 @@ from deployments.queries.overview import (
     deployment_names,
     deployments_overview,
 )
+from deployments.queries.trying import trial, trials, tryable
 
 __all__ = [
     "DeploymentRow",
@@ -76,6 +77,9 @@ __all__ = [
     "revoked_by",
     "sessions",
     "tokens",
+    "trial",
+    "trials",
+    "tryable",
     "usage",
     "usage_events",
     "users",

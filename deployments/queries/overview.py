@@ -20,6 +20,7 @@ from deployments.models import (
     Replica,
     ReplicaState,
     Transition,
+    Trial,
     UsageEvent,
     User,
 )
@@ -45,6 +46,8 @@ class DeploymentRow:
     """Queued or running."""
     replicas: list[Replica]
     """Those that are not stopped or failed."""
+    trial: Trial | None
+    """Waiting, open or ending."""
     last_activation: Activation | None
     """The newest that ended."""
     alarms: list[Alarm]
@@ -163,6 +166,12 @@ def _rows(which: QuerySet[Deployment]) -> list[DeploymentRow]:
         .defer(*recorded("generation")),
         lambda alarm: alarm.deployment_id,
     )
+    trials = {
+        trial.deployment_id: trial
+        for trial in Trial.objects.filter(deployment__in=ids, state__in=ACTIVE_JOB).select_related(
+            "generation__deployment", "actor", "deployment"
+        )
+    }
     speed = _last_hour([row.name for row in found])
     return [
         DeploymentRow(
@@ -174,6 +183,7 @@ def _rows(which: QuerySet[Deployment]) -> list[DeploymentRow]:
             activation=active.get(row.pk),
             build=builds.get(row.pk),
             replicas=replicas[row.pk],
+            trial=trials.get(row.pk),
             last_activation=ended.get(row.pk),
             alarms=alarms[row.pk],
             **speed[row.name],

@@ -15,6 +15,7 @@ from deployments.schemas.bodies import (
     SpecIn,
     SwitchIn,
     TokenIn,
+    TrialIn,
     UserEditIn,
     UserIn,
 )
@@ -51,6 +52,7 @@ from deployments.schemas.jobs import (
     CareOut,
     LogOut,
     StepOut,
+    TrialOut,
 )
 from deployments.schemas.shapes import MAX_ID, ErrorBody, ErrorOut, PageOut
 
@@ -99,6 +101,8 @@ __all__ = [
     "TokenIn",
     "TokenOut",
     "TransitionOut",
+    "TrialIn",
+    "TrialOut",
     "UsageOut",
     "UserEditIn",
     "UserIn",

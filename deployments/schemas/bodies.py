@@ -8,6 +8,8 @@ from typing import Any, ClassVar, Literal
 from ninja import Field, Schema
 from pydantic import ConfigDict
 
+from mmadmin.core.trial import MINUTES, MOST_MINUTES
+
 SPEC_MAX = 256 * 1024
 
 
@@ -64,6 +66,13 @@ class RollbackIn(Strict):
 
     reason: str = Field(max_length=TEXT_MAX)
     to: int | None = Field(None, ge=1, le=2**31 - 1)
+
+
+class TrialIn(Strict):
+    """For how long, and why."""
+
+    minutes: int = Field(MINUTES, ge=1, le=MOST_MINUTES, description="Then it ends by itself.")
+    reason: str = Field("", max_length=TEXT_MAX)
 
 
 class ReasonIn(Strict):

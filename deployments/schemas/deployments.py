@@ -106,6 +106,7 @@ class ReplicaOut(Schema):
     context_per_slot: int
     state: str
     pid: int | None
+    trial: int | None = Field(description="The trial that it belongs to; null = it serves clients.")
 
     @classmethod
     def of(cls, row: Replica) -> ReplicaOut:
@@ -119,6 +120,7 @@ class ReplicaOut(Schema):
             context_per_slot=row.context_per_slot,
             state=row.state,
             pid=row.pid,
+            trial=row.trial_id,
         )
 
 
@@ -164,6 +166,7 @@ class DeploymentOut(Schema):
     generations: int
     activation: int | None = Field(description="Id of the activation under way.")
     build: int | None = Field(description="Id of the build under way.")
+    trial: int | None = Field(description="Id of the trial that waits, is open or ends.")
     replicas: list[ReplicaOut]
     alarms: list[AlarmOut]
     requests_1h: int
@@ -190,6 +193,7 @@ class DeploymentOut(Schema):
             generations=row.generations,
             activation=row.activation.pk if row.activation else None,
             build=row.build.pk if row.build else None,
+            trial=row.trial.pk if row.trial else None,
             replicas=[ReplicaOut.of(replica) for replica in row.replicas],
             alarms=[AlarmOut.of(alarm) for alarm in row.alarms],
             requests_1h=row.requests_1h,

@@ -14,6 +14,7 @@ from deployments.models import (
     BuildStep,
     Care,
     LogChunk,
+    Trial,
 )
 from deployments.schemas.shapes import ErrorBody, Name, name_of
 
@@ -41,8 +42,8 @@ class JobOut(Schema):
     ended_at: datetime | None
 
     @staticmethod
-    def fields_of(row: Build | Activation) -> dict[str, Any]:
-        """The fields that builds and activations share."""
+    def fields_of(row: Build | Activation | Trial) -> dict[str, Any]:
+        """The fields that builds, activations and trials share."""
         return {
             "id": row.pk,
             "state": row.state,
@@ -107,6 +108,38 @@ class ActivationBrief(Schema):
             reason=row.reason,
             created_at=row.created_at,
             ended_at=row.ended_at,
+        )
+
+
+class TrialOut(JobOut):
+    """A generation that runs beside the live one for a limited time."""
+
+    deployment: str
+    generation: int
+    model: str = Field(description="What a playground's request calls it.")
+    standing: str = Field(
+        description="waiting, starting, open, ending, ended, failed or cancelled."
+    )
+    minutes: int
+    reason: str
+    opened_at: datetime | None
+    ends_at: datetime | None = Field(description="When it ends by itself; known once it is open.")
+    ending: str = Field(description="Why it ends, or ended.")
+
+    @classmethod
+    def of(cls, row: Trial) -> TrialOut:
+        """A trial with deployment, generation and actor selected."""
+        return cls(
+            **cls.fields_of(row),
+            deployment=row.deployment.name,
+            generation=row.generation.number,
+            model=row.generation.uid,
+            standing=row.standing,
+            minutes=row.minutes,
+            reason=row.reason,
+            opened_at=row.opened_at,
+            ends_at=row.ends_at,
+            ending=row.ending,
         )
 
 

@@ -20,7 +20,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from deployments.models import Activation, Build, BuildStep, LogChunk, StepState
+from deployments.models import Activation, Build, BuildStep, LogChunk, StepState, Trial
 from mmadmin.cli.output import bytes_text, console, seconds_text, styled
 from mmadmin.core.errors import Cancelled, MmError
 from mmadmin.core.lifecycle import ENDED, JobState
@@ -80,16 +80,17 @@ def screen(*, quiet: bool) -> Iterator[Screen]:
         yield Screen(live=live)
 
 
-def error_of(job: Build | Activation) -> MmError:
+def error_of(job: Build | Activation | Trial) -> MmError:
     """The error with which a job ended, as the exception that it was."""
     found = job.error or {}
     kinds = {kind.code: kind for kind in _kinds(MmError)}
     kind = Cancelled if job.state == JobState.CANCELLED else MmError
     kind = kinds.get(str(found.get("code", "")), kind)
-    what = "build" if isinstance(job, Build) else "activation"
+    what = type(job).__name__.lower()
+    log = "mm logs worker" if isinstance(job, Trial) else f"mm logs --{what} {job.pk}"
     return kind(
         str(found.get("message") or f"{what} {job.pk} ended {job.state}"),
-        remedy=str(found.get("remedy") or f"read its log: mm logs --{what} {job.pk}"),
+        remedy=str(found.get("remedy") or f"read its log: {log}"),
         **{k: v for k, v in (found.get("details") or {}).items() if k not in {"message", "remedy"}},
     )
 

@@ -37,7 +37,7 @@ def logs(
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Show the log of a deployment's engine, of a service, or of a job.
+    """Show the log of a deployment's engine (NAME/N: of that generation's), a service or a job.
 
     Example: mm logs smollm2-135m -f
 
@@ -81,8 +81,15 @@ def _log_file(name: str) -> Path:
     from deployments import queries
     from deployments.models import Replica
 
-    row = queries.deployment(person, name)
-    replica = Replica.objects.filter(generation__deployment=row.deployment).order_by("-id").first()
+    deployment, _, number = name.partition("/")
+    row = queries.deployment(person, deployment)
+    engines = Replica.objects.filter(generation__deployment=row.deployment).order_by("-id")
+    if number.isdecimal():
+        replica = engines.filter(
+            generation=queries.generation(person, deployment, int(number)).generation
+        ).first()
+    else:
+        replica = engines.filter(trial=None).first()
     if replica is None:
         raise NotFound(
             f"{name} has never run an engine", remedy=f"read its builds: mm history {name}"

@@ -24,6 +24,7 @@ from mmadmin.cli import (
     store,
     template,
     top,
+    trial,
     tunnel,
     up,
 )
@@ -84,6 +85,7 @@ for command, panel in (
     (deployments.activate, SERVING),
     (deployments.rollback, SERVING),
     (deployments.stop, SERVING),
+    (trial.trial, SERVING),
     (deployments.follow, SERVING),
     (deployments.cancel, SERVING),
     (deployments.history, SERVING),

@@ -36,6 +36,7 @@ STATE_STYLES = {
     "succeeded": "green",
     "built": "green",
     "active": "green",
+    "open": "green",
     "failed": "red",
     "errored": "red",
     "cancelled": "yellow",

@@ -1,7 +1,7 @@
 """Which generations stay in the store: the one rule, as a pure function.
 
-Kept are: what is not settled (being built, started, live, drained), what is pinned, what was live
-within the last 30 days, and of each deployment the last N that were built.
+Kept are: what is not settled (being built, started, live, drained), what is on trial, what is
+pinned, what was live within the last 30 days, and of each deployment the last N that were built.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ class Candidate:
     """When it was last live, Unix seconds; None = never, or it is live now."""
     last: int = 5
     """How many of its deployment are kept."""
+    on_trial: bool = False
+    """It runs beside the live one, or is about to."""
 
 
 def keep(candidates: Iterable[Candidate], *, now: float) -> dict[str, str]:
@@ -41,6 +43,8 @@ def keep(candidates: Iterable[Candidate], *, now: float) -> dict[str, str]:
         of[one.deployment].append(one)
         if one.state not in SETTLED:
             kept[one.uid] = f"it is {one.state.value}"
+        elif one.on_trial:
+            kept[one.uid] = "it is on trial"
         elif one.pinned:
             kept[one.uid] = "pinned"
         elif one.last_live_at is not None and now - one.last_live_at < LIVE_WITHIN_S:

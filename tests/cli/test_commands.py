@@ -5,11 +5,12 @@ import json
 import re
 import subprocess
 import sys
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
 from django.db import OperationalError
+from django.utils import timezone
 from typer.testing import CliRunner
 
 from deployments.models import (
@@ -19,15 +20,24 @@ from deployments.models import (
     Deployment,
     Generation,
     Host,
+    Replica,
     ReplicaState,
     Role,
     Transition,
+    Trial,
     User,
 )
 from mmadmin.cli import installation
 from mmadmin.cli.main import app
 from mmadmin.cli.output import of_the_disk, when_text
-from mmadmin.core.errors import Conflict, DiskFull, InvalidInput, NotFound, Refused
+from mmadmin.core.errors import (
+    Conflict,
+    DiskFull,
+    DoesNotFit,
+    InvalidInput,
+    NotFound,
+    Refused,
+)
 from mmadmin.core.home import Home
 from mmadmin.core.lifecycle import GenerationState, JobState
 from mmadmin.host.supervisor import ProgramStatus, Supervisor
@@ -292,3 +302,59 @@ def test_a_full_disk_is_said_in_words() -> None:
     assert isinstance(of_the_disk(over), DiskFull)
     assert of_the_disk(OSError(errno.ENOENT, "gone")) is None
     assert of_the_disk(OperationalError("no such table: x")) is None
+
+
+def test_a_trial_is_begun_looked_at_and_ended(served: Deployment) -> None:
+    """By number, without one, and by --end: each says how it stands, to people and machines."""
+    assert mm("trial", "tiny") == "tiny has had no generation on trial\n"
+    assert mm_json("trial", "tiny") is None
+    begun = mm_json("trial", "tiny", "1", "--minutes", "5", "--reason", "look", "--detach")
+    assert (begun["model"], begun["standing"], begun["minutes"]) == ("tiny/1", "waiting", 5)
+    trial = Trial.objects.get()
+    Trial.objects.update(
+        phase="open", opened_at=timezone.now(), ends_at=timezone.now() + timedelta(minutes=5)
+    )
+    words = mm("trial", "tiny")
+    assert re.fullmatch(
+        r"tiny/1 on trial is open for \d min \d\d s: ask it in the panel's playground\n", words
+    )
+    assert mm_json("trial", "tiny")["ends_at"]
+    ended = mm_json("trial", "tiny", "--end", "--detach")
+    assert (ended["id"], ended["ending"]) == (trial.pk, "ended by alice")
+    Trial.objects.update(state="succeeded", phase="stop")
+    assert mm("trial", "tiny") == "tiny/1 on trial is ended: ended by alice\n"
+    with pytest.raises(NotFound, match="no generation on trial"):
+        mm("trial", "tiny", "--end")
+    both = CliRunner().invoke(app, ["trial", "tiny", "1", "--end"])
+    assert (both.exit_code, "leave one of them out" in both.output) == (2, True)
+
+
+def test_a_trial_that_failed_is_a_failure(served: Deployment, monkeypatch) -> None:
+    """What the worker wrote down is said, with its remedy, and the command fails."""
+    error = {"code": "does_not_fit", "message": "too large", "remedy": "stop other", "details": {}}
+
+    def work(_seconds: float) -> None:
+        Trial.objects.update(state="failed", phase="stop", error=error)
+
+    monkeypatch.setattr("mmadmin.cli.trial.time.sleep", work)
+    with pytest.raises(DoesNotFit, match="too large") as failed:
+        mm("trial", "tiny", "1")
+    assert failed.value.remedy == "stop other"
+
+
+def test_logs_are_those_of_the_live_one(served: Deployment, tmp_path: Path) -> None:
+    """An engine on trial does not hide the live one's; by its uid it has its own."""
+    live, other = (served.generations.get(number=number) for number in (2, 1))
+    trial = Trial.objects.create(deployment=served, generation=other, host=served.host)
+    for generation, port, of in ((live, 21000, None), (other, 21001, trial)):
+        uid = f"tiny.{generation.number}"
+        Replica.objects.create(
+            uid=uid, generation=generation, host=served.host, port=port, trial=of
+        )
+        log = tmp_path / "logs" / "engines" / f"{uid}.log"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.write_text(f"engine of {uid}\n")
+    assert mm("logs", "tiny") == "engine of tiny.2\n"
+    assert mm("logs", "tiny/1") == "engine of tiny.1\n"
+    with pytest.raises(NotFound, match="no generation 7"):
+        mm("logs", "tiny/7")

@@ -227,7 +227,13 @@ class ToyMachine:
             raise MmError(f"{generation.uid} is not complete")
 
     def beside(self, generation: Generation, running: Replica | None) -> Beside:
-        return Beside(told("room", "overlap"), "as the test says")
+        places = told("places")
+        if places is None:
+            return Beside(told("room", "overlap"), "as the test says")
+        taken = len(told("engines", {}))
+        leaves = running is not None and self.process(running) is not None
+        mode = "overlap" if taken < places else "swap" if taken - leaves < places else "refuse"
+        return Beside(mode, f"{taken} of {places} places are taken")
 
     def launch(self, generation: Generation, seat: Seat) -> LaunchSpec:
         probe = Probe("/health", "/v1/models", "smol-chat", 2048, 1)

@@ -24,6 +24,7 @@ from deployments.models import (
     Generation,
     Role,
     Transition,
+    Trial,
     UsageEvent,
     User,
 )
@@ -44,6 +45,7 @@ class World:
     failed_build: int
     activation: int
     queued_activation: int
+    trial: int
     browse: int
     care: int
     request: str
@@ -94,6 +96,9 @@ def world(people: People) -> World:
         Build.objects.get(generation__number=3).pk,
         ended.pk,
         queued_activation.pk,
+        Trial.objects.create(
+            deployment=other.deployment, generation=other, host=deployment.host
+        ).pk,
         actions.browse(people.bob, "owner/name").pk,
         actions.care(people.bob, "gc").pk,
         UsageEvent.objects.create(id="req-x", at=timezone.now(), generation=2, status=200).pk,
@@ -137,6 +142,10 @@ ENDPOINTS: list[tuple[str, str, Any, int, Role]] = [
     ("POST", "/deployments/smol/generations/1/pin", {"on": True}, 200, OPR),
     ("POST", "/deployments/smol/generations/1/mark", {"mark": "good"}, 200, OPR),
     ("POST", "/deployments/smol/generations/1/rebuild", None, 202, OPR),
+    ("POST", "/deployments/smol/generations/1/trial", {"minutes": 5}, 202, OPR),
+    ("GET", "/trials", None, 200, VIE),
+    ("GET", "/trials/{trial}", None, 200, VIE),
+    ("POST", "/trials/{trial}/end", None, 202, OPR),
     ("POST", "/plans", {"spec_toml": spec()}, 202, OPR),
     ("POST", "/browses", {"repo": "owner/name"}, 202, OPR),
     ("GET", "/browses/{browse}", None, 200, OPR),
@@ -236,6 +245,8 @@ MISSING = [
     ("GET", "/builds/999999/log"),
     ("POST", "/builds/999999/cancel"),
     ("GET", "/activations/999999"),
+    ("GET", "/trials/999999"),
+    ("POST", "/trials/999999/end"),
     ("GET", "/keys/none"),
     ("GET", "/keys/none/events"),
     ("POST", "/keys/none/revoke"),
@@ -266,6 +277,10 @@ def test_bad_input(world: World) -> None:
     check_error(ask("POST", "/keys", alice, {"owner": "x", "rmp": 3}), 422, "invalid_input")
     check_error(ask("POST", "/keys", alice, {"owner": " "}), 422, "invalid_input")
     check_error(ask("GET", "/builds?page=0", bob), 422, "invalid_input")
+    long = {"minutes": 100_000}
+    check_error(
+        ask("POST", "/deployments/smol/generations/1/trial", bob, long), 422, "invalid_input"
+    )
     missing = ask("POST", "/deployments/smol/rollback", bob, {})
     check_error(missing, 422, "invalid_input")
     assert missing.json()["error"]["details"]["problems"][0]["field"].endswith("reason")
@@ -281,6 +296,7 @@ def test_conflicts(world: World) -> None:
     check_error(ask("POST", "/deployments/smol/activate", bob, {"number": 2}), 409, "conflict")
     check_error(ask("POST", "/deployments/smol/activate", bob, {"number": 3}), 409, "conflict")
     check_error(ask("POST", "/deployments/smol/archive", bob, {"on": True}), 409, "conflict")
+    check_error(ask("POST", "/deployments/smol/generations/2/trial", bob, {}), 409, "conflict")
     taken = spec(name="other")
     check_error(ask("POST", "/deployments", bob, {"spec_toml": taken}), 409, "conflict")
 

@@ -9,8 +9,9 @@ import pytest
 from django.utils import timezone
 
 from deployments.jobs.keep import renew_roots, tidy
-from deployments.models import Deployment, Generation, Host, Transition
+from deployments.models import Deployment, Generation, Host, Transition, Trial
 from mmadmin.core.lifecycle import GenerationState as S
+from mmadmin.core.lifecycle import JobState
 from mmadmin.core.store import Store
 from tests.core.workshop import add
 from tests.deployments.conftest import People
@@ -104,3 +105,17 @@ def test_generations_of_other_hosts_are_not_ours(people: People, store: Store) -
         deployment=other, number=1, author=people.alice, system=f"{'0' * 64}-x", state=S.LIVE
     )
     assert renew_roots(store).kept == {}
+
+
+def test_what_is_on_trial_stays(deployment: Deployment, people: People, store: Store) -> None:
+    """From the moment that it was asked for until its engine has ended, however old it is."""
+    old = generation(deployment, people, store, 1)
+    for number in (2, 3):
+        generation(deployment, people, store, number)
+    trial = Trial.objects.create(deployment=deployment, generation=old, host=deployment.host)
+    assert renew_roots(store).kept["m/1"] == "it is on trial"
+    Trial.objects.filter(pk=trial.pk).update(state=JobState.RUNNING)
+    tidy(store)
+    assert store.has_object(old.system)
+    Trial.objects.filter(pk=trial.pk).update(state=JobState.SUCCEEDED)
+    assert renew_roots(store).let_go == ("m/1",)

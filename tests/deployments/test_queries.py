@@ -86,8 +86,8 @@ def fill(people: People, host: Host, deployments: int, generations: int) -> None
 
 
 READS: list[tuple[str, int, Any]] = [
-    ("deployments_overview", 9, lambda p: queries.deployments_overview(p.carol)),
-    ("deployment", 9, lambda p: queries.deployment(p.carol, "d0")),
+    ("deployments_overview", 10, lambda p: queries.deployments_overview(p.carol)),
+    ("deployment", 10, lambda p: queries.deployment(p.carol, "d0")),
     ("history", 7, lambda p: queries.history(p.carol, "d0")),
     ("generation", 6, lambda p: queries.generation(p.carol, "d0", 2)),
     ("export_history", 9, lambda p: queries.export_history(p.carol, "d0")),

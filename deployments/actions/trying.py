@@ -1,0 +1,117 @@
+"""A generation on trial: begun beside the live one, and ended."""
+
+from __future__ import annotations
+
+from django.db import IntegrityError, transaction
+
+from deployments import feed
+from deployments.actions.acting import audit, require
+from deployments.actions.finding import ACTIVE_JOB, generation_of, locked_deployment
+from deployments.models import Deployment, Generation, Role, Trial, User
+from deployments.queue import enqueue_on_commit
+from mmadmin.core.errors import Conflict, InvalidInput, NotFound
+from mmadmin.core.trial import MINUTES, MOST_MINUTES
+
+
+def begin_trial(
+    actor: User, name: str, number: int, *, minutes: int = MINUTES, reason: str = ""
+) -> Trial:
+    """Run a kept generation beside the live one for so long; the playground can ask it.
+
+    Whether both fit into memory shows when the host's worker looks: the trial fails in words then.
+    """
+    require(actor, Role.OPERATOR)
+    if not 1 <= minutes <= MOST_MINUTES:
+        raise InvalidInput(
+            f"a trial lasts 1 to {MOST_MINUTES} minutes", remedy="give others", field="minutes"
+        )
+    with transaction.atomic():
+        deployment = locked_deployment(name)
+        generation = generation_of(deployment, number)
+        _refuse(deployment, generation)
+        try:
+            with transaction.atomic():
+                trial = Trial.objects.create(
+                    deployment=deployment,
+                    generation=generation,
+                    minutes=minutes,
+                    reason=reason,
+                    host=deployment.host,
+                    actor=actor,
+                )
+        except IntegrityError as error:
+            raise Conflict(
+                f"{name} has a generation on trial already", remedy="end that trial first"
+            ) from error
+        enqueue_on_commit(trial)
+        _announce(trial)
+        summary = f"trial of {generation.uid} for {minutes} min"
+        audit(
+            actor,
+            "trial.begin",
+            f"deployment:{name}",
+            f"{summary}: {reason}" if reason else summary,
+            generation=number,
+            trial=trial.pk,
+            minutes=minutes,
+        )
+    return trial
+
+
+def _refuse(deployment: Deployment, generation: Generation) -> None:
+    """Say why this generation cannot be on trial now."""
+    name, uid = deployment.name, generation.uid
+    if deployment.archived_at is not None:
+        raise Conflict(f"{name} is archived")
+    if deployment.live is None:
+        raise Conflict(
+            f"{name} has no live generation to run beside", remedy=f"activate {uid} instead"
+        )
+    if deployment.live_id == generation.pk:
+        raise Conflict(f"{uid} is live already", remedy="try another generation")
+    if not generation.system:
+        raise Conflict(
+            f"{uid} cannot be tried: it is {generation.state}", remedy="wait for its build"
+        )
+    if deployment.activations.filter(state__in=ACTIVE_JOB).exists():
+        raise Conflict(
+            f"{name} is in the middle of an activation", remedy="wait for it or cancel it"
+        )
+    if Deployment.objects.filter(public_name=uid, archived_at=None).exists():
+        raise Conflict(
+            f"clients call another deployment {uid}", remedy="give that one another public name"
+        )
+
+
+def end_trial(actor: User, trial_id: int) -> Trial:
+    """End a trial before its time: what it is saying it may finish, for a moment."""
+    require(actor, Role.OPERATOR)
+    with transaction.atomic():
+        trial = (
+            Trial.objects.select_related("deployment", "generation__deployment", "host")
+            .filter(pk=trial_id)
+            .first()
+        )
+        if trial is None:
+            raise NotFound(f"there is no trial {trial_id}")
+        if not trial.active:
+            raise Conflict(f"the trial of {trial.generation.uid} has ended already")
+        if trial.end_soon(f"ended by {actor.get_username()}"):
+            name = trial.deployment.name
+            audit(
+                actor,
+                "trial.end",
+                f"deployment:{name}",
+                f"trial of {trial.generation.uid} ended",
+                generation=trial.generation.number,
+                trial=trial.pk,
+            )
+            if trial.active:
+                enqueue_on_commit(trial)
+            _announce(trial)
+    return trial
+
+
+def _announce(trial: Trial) -> None:
+    name = trial.deployment.name
+    transaction.on_commit(lambda: feed.announce("trial", trial.pk, deployment=name))
