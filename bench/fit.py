@@ -30,7 +30,7 @@ from mmadmin.host.facts import host_facts
 from tests.support.engine import EngineStore, engine_store
 
 LIMIT_PERMILLE = 30
-LOAD_TIMEOUT_S = 120
+LOAD_TIMEOUT_S = 600
 LISTENING = "listening on http"
 VERBOSE: dict[str, Json] = {"verbosity": 4}
 """Below 4 the engine does not say its buffer sizes."""

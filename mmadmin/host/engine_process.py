@@ -34,6 +34,8 @@ RELEASE_S = 60.0
 """What the driver may take to give a dead process's memory back."""
 POLL_S = 0.1
 LAUNCH_POLL_S = 0.02
+LAUNCH_S = 60.0
+"""What the launcher may take, on a machine that is busy."""
 OWNER_LOOKS = 5
 """How often an owner that cannot be seen is looked for."""
 LAUNCHER = "mmadmin.host.launch"
@@ -266,7 +268,7 @@ def has_become_engine(argv: Sequence[str]) -> bool:
     return LAUNCHER not in argv and "supervisor.supervisord" not in argv
 
 
-def wait_for_process(home: Home, uid: str, *, timeout_s: float = 20.0) -> Incarnation:
+def wait_for_process(home: Home, uid: str, *, timeout_s: float = LAUNCH_S) -> Incarnation:
     """The engine's process as soon as the launcher has become it.
 
     Raises `ProbeFailed` with the log's last lines when it ends instead.

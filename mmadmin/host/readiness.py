@@ -219,7 +219,9 @@ class _Watch:
         if self.process is None:
             self.process = Incarnation.of(found.pid)
         elif found.pid != self.process.pid:
-            raise self.failed("process", "it ended while it was loading and was started again")
+            raise self.failed(
+                "process", f"it ended{self._how(found)} while it was loading and was started again"
+            )
         return self.process
 
     def _how(self, found: ProgramStatus) -> str:

@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,16 +24,10 @@ from mmadmin.host.facts import host_facts
 from mmadmin.host.hub import Hub
 from mmadmin.host.tunnel import Tunnel, TunnelState
 from tests.support.hub import local_hub
+from tests.support.ports import free_port, free_ports
 
 V100 = GpuFacts(0, "Tesla V100-SXM2-32GB", "7.0", 32 << 30, 31 << 30)
 CANARY = "canary-31f7"
-
-
-def free_port() -> int:
-    """A port that nobody listens on now."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +40,7 @@ def facts() -> HostFacts:
 def patient(tmp_path: Path, facts: HostFacts) -> Patient:
     """A fresh installation that does not run."""
     home = Home(tmp_path)
-    ports = Ports(free_port(), free_port(), free_port(), 40000)
+    ports = Ports(*free_ports(3), 40000)
     return Patient(home, ports, facts, home.broker_url, Hub("http://127.0.0.1:9"))
 
 
@@ -207,18 +201,20 @@ def redis(reply: Callable[[bytes], bytes]) -> Iterator[int]:
     server = socket.create_server(("127.0.0.1", 0))
 
     def serve() -> None:
-        connection, _ = server.accept()
-        with connection:
-            while data := connection.recv(4096):
-                connection.sendall(reply(data))
+        with suppress(OSError):  # whoever asked is gone, or nobody has asked
+            connection, _ = server.accept()
+            with connection:
+                while data := connection.recv(4096):
+                    connection.sendall(reply(data))
 
     thread = threading.Thread(target=serve, daemon=True)
     thread.start()
     try:
         yield server.getsockname()[1]
     finally:
+        server.shutdown(socket.SHUT_RDWR)  # ends a wait for somebody, unlike close
         server.close()
-        thread.join(5)
+        thread.join()
 
 
 def test_the_broker_is_asked_with_its_password(patient: Patient) -> None:

@@ -8,10 +8,10 @@ from bench.fit import serve_once
 from mmadmin.core.engine import System
 from mmadmin.core.engines.llama_server import ENGINE, Seat
 from mmadmin.core.memory_report import compare_buffers
-from mmadmin.host.engine_process import free_port
 from mmadmin.host.facts import host_facts
 from mmadmin.host.fit import predict_system
 from tests.support.engine import EngineStore
+from tests.support.ports import free_port
 
 
 @pytest.mark.engine
@@ -26,7 +26,7 @@ def test_a_real_model_takes_what_was_predicted(engine_store: EngineStore) -> Non
         engine_kind="llama-server",
         alias="smollm2",
     )
-    launch = ENGINE.launch(system, Seat("127.0.0.1", free_port(28400)))
+    launch = ENGINE.launch(system, Seat("127.0.0.1", free_port()))
     lines = serve_once(list(launch.argv), {**launch.env, launch.secret_env: "test"})
     rows = {r.part: r for r in compare_buffers(predict_system(system, host_facts(), []), lines)}
     assert {"host mapped", "host cache", "host compute"} <= set(rows)

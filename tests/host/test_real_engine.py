@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import socket
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +21,7 @@ from mmadmin.host.drift import drift
 from mmadmin.host.probe import liveness, require, run_probes
 from mmadmin.host.readiness import EngineClient, wait_ready
 from mmadmin.host.supervisor import Supervisor
+from tests.support.ports import free_port
 
 pytestmark = pytest.mark.engine
 
@@ -61,10 +61,7 @@ def live(home, system):
 def launch(system, **options):
     """The system's launch on a free port, with some options changed."""
     changed = replace(system, options={**system.options, **options})
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port = one.getsockname()[1]
-    return engine(system.engine_kind).launch(changed, Seat("127.0.0.1", port))
+    return engine(system.engine_kind).launch(changed, Seat("127.0.0.1", free_port()))
 
 
 def test_it_proves_itself(live, system):
@@ -169,7 +166,7 @@ def test_the_server_understands_every_golden_command(engine_store, tmp_path, pat
         [real.get(word, word) for word in argv],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
         check=False,
     )
     said = done.stdout + done.stderr

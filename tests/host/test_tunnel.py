@@ -8,6 +8,7 @@ import os
 import shlex
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -90,8 +91,8 @@ def test_a_named_tunnel_keeps_its_token_to_itself(home: Home, tmp_path: Path) ->
     process = psutil.Process(pid)
     assert TOKEN not in " ".join(process.cmdline()) + str(process.environ())
     for path in home.root.rglob("*"):
-        if path.is_file():
-            assert TOKEN.encode() not in path.read_bytes()
+        with suppress(FileNotFoundError):  # put in another's place just now
+            assert not path.is_file() or TOKEN.encode() not in path.read_bytes()
     stop(home, "own")
 
 
@@ -99,7 +100,7 @@ def test_no_address_is_explained_and_nothing_stays(home: Home) -> None:
     """A program that ends is not waited for; the last log line says why."""
     nowhere = Ports(panel=1, gate=9, metrics=2, engines_from=3)
     with pytest.raises(Unreachable, match="no route to host"):
-        start(home, nowhere, Tunnel("broken"), timeout_s=5)
+        start(home, nowhere, Tunnel("broken"), timeout_s=60)
     assert Supervisor(home).program("tunnel-broken") is None
     assert tunnels(home) == []
 

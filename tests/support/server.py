@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -11,16 +10,16 @@ from pathlib import Path
 
 import httpx
 
+from tests.support.ports import free_port
+
 SECRET = "test-secret"
-START_TIMEOUT_S = 120
+PATIENCE_S = 600
 
 
 @contextmanager
 def running_server(server: Path, model: Path, log: Path, *argv: str) -> Iterator[httpx.Client]:
     """Start it, wait until it is healthy, hand over a client with the key; end it afterwards."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     command = [server, "--model", model, "--host", "127.0.0.1", "--port", str(port), *argv]
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -30,9 +29,9 @@ def running_server(server: Path, model: Path, log: Path, *argv: str) -> Iterator
         with httpx.Client(
             base_url=f"http://127.0.0.1:{port}",
             headers={"Authorization": f"Bearer {SECRET}"},
-            timeout=120,
+            timeout=PATIENCE_S,
         ) as client:
-            end = time.monotonic() + START_TIMEOUT_S
+            end = time.monotonic() + PATIENCE_S
             while not healthy(client):
                 assert process.poll() is None, log.read_text()[-2000:]
                 assert time.monotonic() < end, log.read_text()[-2000:]
@@ -41,7 +40,7 @@ def running_server(server: Path, model: Path, log: Path, *argv: str) -> Iterator
     finally:
         process.terminate()
         try:
-            process.wait(10)
+            process.wait(60)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
