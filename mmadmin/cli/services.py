@@ -96,6 +96,8 @@ def _broker(home: Home, env: Mapping[str, str]) -> Service:
         *("--appendfsync", "everysec"),
         *("--save", ""),
         *("--maxmemory-policy", "noeviction"),
+        # A title is written over the environment, by which the supervisor's programs are found.
+        *("--set-proc-title", "no"),
         *("--loglevel", "notice"),
     ]
     spec = ProgramSpec(

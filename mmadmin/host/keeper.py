@@ -5,6 +5,9 @@ dies, by `SIGKILL` or for lack of memory. It then ends what was left running, be
 cannot adopt processes, and starts the daemon with all that it had: services and engines. So each
 of the two brings the other back; a reboot, or both killed at once, is left to the machine's own
 init (docs/running.md). An ordinary end (`mm down`, SIGTERM to supervisord) stops the keeper first.
+
+Meanwhile it keeps the record of the programs' processes fresh: one that hides its environment can
+be found by that alone once its parent is dead.
 """
 
 from __future__ import annotations
@@ -13,9 +16,10 @@ import logging
 import os
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
-from mmadmin.core.errors import MmError
+from mmadmin.core.errors import MmError, Unreachable
 from mmadmin.core.home import Home
 from mmadmin.host.supervisor import ProgramSpec, Supervisor
 
@@ -23,6 +27,8 @@ NAME = "keeper"
 PRIORITY = 999
 """Last to start and first to stop: an ordinary shutdown must not look like a death."""
 POLL_S = 0.5
+RECORD_EVERY = 4
+"""Looks at the daemon between two looks at its programs."""
 PAUSE_S = 1.0
 """After a failed attempt, doubled with each one."""
 PAUSE_MAX_S = 60.0
@@ -46,7 +52,12 @@ def program(home: Home) -> ProgramSpec:
 def keep(home: Home) -> None:
     """Wait for the supervisor's death, then bring it back."""
     daemon = _daemon_pid(home)
+    looks = 0
     while os.getppid() == daemon:
+        if looks % RECORD_EVERY == 0:
+            with suppress(Unreachable):  # it is ending, in one way or the other
+                Supervisor(home).status()
+        looks += 1
         time.sleep(POLL_S)
     logging.basicConfig(
         filename=home.logs / f"{NAME}.log",

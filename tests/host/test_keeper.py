@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -114,6 +115,27 @@ def test_a_killed_keeper_comes_back(site: Supervisor) -> None:
     wait_for("a new keeper", lambda: site.pid("keeper") not in (None, old))
     wait_for("all", lambda: all_run(site))
     brought_back(site)
+
+
+def test_a_program_that_hides_its_environment_is_ended_too(site: Supervisor) -> None:
+    """Started again since anyone asked, it is known by the keeper's own look at it."""
+    hidden = ["/usr/bin/env", "-u", "SUPERVISOR_SERVER_URL", "/bin/sleep", "600"]
+    service = ProgramSpec("service", hidden, site.home.logs / "service.log")
+    site.launch([service, keeper.program(site.home)])
+    wait_for("all", lambda: all_run(site))
+    first = site.pid("service")
+    assert first
+    os.kill(first, signal.SIGKILL)
+    wait_for("another", lambda: site.pid("service") not in (None, first))
+    second = Incarnation.of(site.pid("service") or 0)
+    assert second
+    record = site.home.run_dir / "programs.json"
+    wait_for(
+        "the record", lambda: json.loads(record.read_text()).get("service") == second.as_json()
+    )
+    dead = kill_daemon(site)
+    wait_for("another", lambda: site.pid_of_daemon() not in (None, dead))
+    assert not second.alive
 
 
 def test_an_ordinary_end_is_no_death(site: Supervisor) -> None:
