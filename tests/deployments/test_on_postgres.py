@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 @pytest.mark.skipif("DATABASE_URL" in os.environ, reason="this run has its own database")
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_the_same_on_postgres() -> None:
     """Compare-and-set, constraints, locks, kills: the marked tests pass there too."""
     with postgres() as url:
