@@ -16,6 +16,7 @@ import tomlkit
 from tomlkit.exceptions import TOMLKitError
 
 from mmadmin.core.errors import InvalidSpec, MmError
+from mmadmin.core.rules import overrulable
 from mmadmin.core.spec import describe_spec, parse_spec
 
 PREFIX = "f:"
@@ -55,8 +56,13 @@ OFTEN = frozenset(
     }
 )
 """Serve options that most deployments set; the others are folded away."""
+LONG = frozenset({"repo", "files", "package", "file", "url", "sha256", "path", "expect_sha256"})
+"""Keys whose values rarely fit half the width."""
 LENIENT = "reasoning-effort-lenient"
 PATCH = "template.patches." + LENIENT
+ENGINE = "llama-server"
+OVERRULE = "activation.overrule."
+"""And a rule's name: why its warning does not hold here."""
 FILE_ONLY = frozenset({"mapping", "tables"})
 NUMBER = re.compile(r"[+-]?\d+(\.\d+)?")
 WHOLE = re.compile(r"[+-]?\d+")
@@ -83,6 +89,11 @@ class FormField:
     def name(self) -> str:
         """Its name in the request."""
         return PREFIX + self.key
+
+    @property
+    def wide(self) -> bool:
+        """True for what needs the whole width: long texts, names of repositories and files."""
+        return self.kind in {"text", "overrule"} or self.key.rpartition(".")[2] in LONG
 
     @property
     def html_id(self) -> str:
@@ -129,8 +140,11 @@ def problem(text: str) -> MmError | None:
     return None
 
 
-def sections(text: str) -> list[FormSection]:
-    """The form of a file. Raises `InvalidSpec` where it is not TOML."""
+def sections(text: str, spoken: Mapping[str, str] | None = None) -> list[FormSection]:
+    """The form of a file. Raises `InvalidSpec` where it is not TOML.
+
+    `spoken`: rule → its words with this deployment's figures, for warnings that it was given.
+    """
     document = read(text)
     made = []
     for section in _described():
@@ -139,6 +153,8 @@ def sections(text: str) -> list[FormSection]:
         shown = [_field(name, field, table) for field in _for_source(section, table)]
         if name == "template":
             shown.append(_patch(table))
+        if name == "activation":
+            shown += _overrules(table, spoken or {})
         often = [f for f in shown if name != "serve" or f.key.partition(".")[2] in OFTEN]
         made.append(
             FormSection(
@@ -169,13 +185,14 @@ def write(text: str, values: Mapping[str, str]) -> str:
             changes = {k: v for k, v in changes.items() if k not in on_top}
         _apply(document, name, changes)
         _drop_foreign(section, _table(document, name))
+    _set_overrules(document, values)
     if PREFIX + PATCH in values:
         _set_patch(document, on=values[PREFIX + PATCH] == "true")
     return _with_top_keys(tomlkit.dumps(document), on_top)
 
 
 def _described() -> Iterator[dict[str, Any]]:
-    described: Any = describe_spec("llama-server")
+    described: Any = describe_spec(ENGINE)
     yield from described["sections"]
 
 
@@ -238,6 +255,29 @@ def _patch(table: Mapping[str, Any]) -> FormField:
         required=False,
         selects=False,
     )
+
+
+def _overrules(table: Mapping[str, Any], spoken: Mapping[str, str]) -> Iterator[FormField]:
+    """A field for each warning of the engine: the reason why it does not hold here."""
+    reasons = table.get("overrule", {})
+    reasons = reasons if isinstance(reasons, Mapping) else {}
+    for rule in overrulable(ENGINE):
+        words = spoken.get(rule.name) or f"Where {rule.about}"
+        yield FormField(
+            key=OVERRULE + rule.name,
+            label=f"Overrule “{rule.name.replace('-', ' ')}”",
+            kind="overrule",
+            help=f"{words[0].upper()}{words[1:]}: {rule.remedy}. A reason here overrules the"
+            " warning, and stays with the generation.",
+            value=_text(reasons.get(rule.name)),
+            choices=(),
+            placeholder="it was warned of this: say why it does not hold"
+            if rule.name in spoken
+            else "",
+            unit="",
+            required=False,
+            selects=False,
+        )
 
 
 def _text(value: Any) -> str:
@@ -305,6 +345,34 @@ def _drop_foreign(section: Mapping[str, Any], table: MutableMapping[str, Any]) -
         wanted = field.get("only_for")
         if wanted and source not in wanted:
             table.pop(field["name"], None)
+
+
+def _set_overrules(document: MutableMapping[str, Any], values: Mapping[str, str]) -> None:
+    """Write, change or remove each reason that is not as it was; an emptied table goes."""
+    for rule in overrulable(ENGINE):
+        reason = values.get(PREFIX + OVERRULE + rule.name)
+        reasons = _table(_table(document, "activation"), "overrule")
+        if reason is None or reason.strip() == _text(reasons.get(rule.name)):
+            continue
+        if reason.strip():
+            _overrule(document, rule.name, reason.strip())
+        elif rule.name in reasons:
+            del reasons[rule.name]
+            if not reasons:
+                del document["activation"]["overrule"]
+            if not document["activation"]:
+                del document["activation"]
+
+
+def _overrule(document: MutableMapping[str, Any], rule: str, reason: str) -> None:
+    if "activation" not in document:
+        document["activation"] = tomlkit.table(is_super_table=True)
+    activation = document["activation"]
+    if not isinstance(activation, MutableMapping):
+        return  # the parser names it
+    if not isinstance(activation.get("overrule"), MutableMapping):
+        activation["overrule"] = tomlkit.table()
+    activation["overrule"][rule] = reason
 
 
 def _set_patch(document: MutableMapping[str, Any], *, on: bool) -> None:

@@ -139,7 +139,9 @@
     if (!found) return;
     for (const old of document.querySelectorAll("[data-row] > .wrong")) old.remove();
     for (const old of document.querySelectorAll("[data-row] [aria-invalid]")) old.removeAttribute("aria-invalid");
-    const row = found.dataset.field && document.querySelector(`[data-row="${CSS.escape(found.dataset.field)}"]`);
+    let row = null;
+    for (let name = found.dataset.field; name && !row; name = name.replace(/(^|[.[])[^.[]*$/, ""))
+      row = document.querySelector(`[data-row="${CSS.escape(name)}"]`);
     if (!row) return;
     const words = document.createElement("p");
     words.className = "wrong";
@@ -155,7 +157,10 @@
   if (view) {
     let following = true;
     const box = document.getElementById("log-follow");
-    const end = () => { view.scrollTop = view.scrollHeight; };
+    let due = 0;
+    const end = () => {
+      due ||= requestAnimationFrame(() => { due = 0; view.scrollTop = view.scrollHeight; });
+    };
     const follow = (yes) => { following = yes; if (box) box.setAttribute("aria-pressed", String(yes)); if (yes) end(); };
     view.addEventListener("scroll", () => {
       const near = view.scrollHeight - view.scrollTop - view.clientHeight < 30;

@@ -28,7 +28,15 @@ from deployments.queries.installation import (
     tokens,
     users,
 )
-from deployments.queries.jobs import activation, activations, browse, build, build_log, builds
+from deployments.queries.jobs import (
+    activation,
+    activations,
+    browse,
+    build,
+    build_log,
+    builds,
+    warnings,
+)
 from deployments.queries.keys import key, key_events, keys, revoked_by
 from deployments.queries.looking import Page, require
 from deployments.queries.overview import (
@@ -83,4 +91,5 @@ __all__ = [
     "usage",
     "usage_events",
     "users",
+    "warnings",
 ]

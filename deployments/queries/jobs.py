@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from django.db.models import Prefetch
 
 from deployments.models import (
@@ -39,6 +41,24 @@ def build(actor: User, build_id: int) -> Build:
     if found is None:
         raise NotFound(f"there is no build {build_id}")
     return found
+
+
+PLANS_LOOKED_AT = 10
+
+
+def warnings(actor: User, name: str) -> dict[str, str]:
+    """What the rules last warned a deployment of: rule → words, from its newest judged plan."""
+    require(actor)
+    plans = (
+        Build.objects.filter(deployment__name=name)
+        .exclude(plan=None)
+        .order_by("-pk")
+        .values_list("plan", flat=True)[:PLANS_LOOKED_AT]
+    )
+    judged: list[dict[str, Any]] = next((p["fit"] for p in plans if p and p.get("fit")), [])
+    return {
+        warning["rule"]: warning["words"] for row in judged for warning in row.get("warnings", [])
+    }
 
 
 def browse(actor: User, browse_id: int) -> Browse:

@@ -68,8 +68,8 @@ SPANS: tuple[tuple[int, Callable[[float], str]], ...] = (
     (1, lambda s: f"{s * 1000:.0f} ms"),
     (10, lambda s: f"{s:.1f} s"),
     (MINUTE_S, lambda s: f"{s:.0f} s"),
-    (HOUR_S, lambda s: f"{int(s // MINUTE_S)} min {int(s % MINUTE_S)} s"),
-    (DAY_S, lambda s: f"{int(s // HOUR_S)} h {int(s % HOUR_S // MINUTE_S)} min"),
+    (HOUR_S, lambda s: _two(s, (MINUTE_S, "min"), (1, "s"))),
+    (DAY_S, lambda s: _two(s, (HOUR_S, "h"), (MINUTE_S, "min"))),
 )
 SHORT = 12
 LONG_VALUE = 160
@@ -168,7 +168,13 @@ def seconds(value: float | timedelta | None) -> str:
     for below, form in SPANS:
         if total < below:
             return form(total)
-    return f"{int(total // DAY_S)} d {int(total % DAY_S // HOUR_S)} h"
+    return _two(total, (DAY_S, "d"), (HOUR_S, "h"))
+
+
+def _two(seconds: float, large: tuple[int, str], small: tuple[int, str]) -> str:
+    """A large unit and a small one, which is left out when there is none of it."""
+    rest = int(seconds % large[0] // small[0])
+    return f"{int(seconds // large[0])} {large[1]}" + (f" {rest} {small[1]}" if rest else "")
 
 
 @register.filter
@@ -382,6 +388,16 @@ def _signed(lines: Sequence[str]) -> SafeString:
         '<div class="{}">{}</div>',
         ((looks.get(line[:1], ""), line or " ") for line in lines),
     )
+
+
+@register.filter
+def ticked(text: str) -> SafeString:
+    """Help of the deployment file's fields: what stands between backticks is code."""
+    shown = (
+        format_html("<code>{}</code>", piece) if n % 2 else escape(piece)
+        for n, piece in enumerate(text.split("`"))
+    )
+    return mark_safe("".join(shown))  # noqa: S308 (every piece was escaped)
 
 
 @register.filter

@@ -100,11 +100,17 @@ def fields(request: HttpRequest) -> HttpResponse:
         if from_form:
             text = spec_form.write(text, request.POST.dict())
         if not from_form or spec_form.sources(before) != spec_form.sources(text):
-            context["sections"] = spec_form.sections(text)
+            context["sections"] = spec_form.sections(text, _warned(request, text))
         context["problem"] = spec_form.problem(text)
     except MmError as error:
         context["problem"] = error
     return show(request, "editing/_synced.html", {**context, "text": text})
+
+
+def _warned(request: HttpRequest, text: str) -> dict[str, str]:
+    """What the rules have warned the deployment of that the file names."""
+    name = spec_form.read(text).get("name")
+    return queries.warnings(person(request), str(name)) if name else {}
 
 
 def _send(request: HttpRequest, form: Deploy) -> HttpResponse:
@@ -130,7 +136,7 @@ def _editor(
 ) -> HttpResponse:
     text = str(form["spec_toml"].value() or "")
     try:
-        sections = spec_form.sections(text)
+        sections = spec_form.sections(text, _warned(request, text))
     except MmError:
         sections = []
     context = {

@@ -12,6 +12,11 @@ from deployments.views.page import attempt, operator, page, person, show
 from mmadmin.core.errors import NotFound
 
 OF_STORE = (CareKind.PREVIEW, CareKind.COLLECT, CareKind.VERIFY, CareKind.READ)
+PARTS = {
+    "care": "store/_care.html",
+    "sums": "store/_sums.html",
+    "objects": "store/_objects.html",
+}
 TITLES = {
     CareKind.PREVIEW: "What a collection would free",
     CareKind.COLLECT: "Collection",
@@ -31,9 +36,9 @@ def store(request: HttpRequest) -> HttpResponse:
         "cares": sorted(under_care, key=lambda named: -named[1].pk),
         "active": any(care.active for _, care in under_care),
     }
-    if not request.GET.get("part"):
+    if request.GET.get("part") != "care":
         context["store"] = storage.shelves(me)
-    return show(request, "store/page.html", context, parts={"care": "store/_care.html"})
+    return show(request, "store/page.html", context, parts=PARTS)
 
 
 @page

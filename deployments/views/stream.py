@@ -20,11 +20,11 @@ from django.http import (
     QueryDict,
     StreamingHttpResponse,
 )
-from django.template.loader import render_to_string
 from django.urls import Resolver404, ResolverMatch, resolve
 
 from deployments import live, queries
 from deployments.models import LogChunk, User
+from deployments.templatetags.mm import ansi
 from deployments.views.page import number_of
 from deployments.views.shared import TOKEN
 
@@ -176,10 +176,11 @@ async def _lines(user: User, watch: Watch) -> AsyncIterator[bytes]:
     """The log lines that the page does not have yet."""
     while watch.on:
         chunks = await _off_loop(_chunks, user, watch)
-        for chunk in chunks:
-            watch.last = chunk.pk
-            html = render_to_string("_log_lines.html", {"text": chunk.text})
-            yield live.message("log", {"id": chunk.pk, "html": html})
+        if chunks:
+            watch.last = chunks[-1].pk
+            # one message, however many there are: a page lays itself out anew for each
+            html = "".join(ansi(chunk.text) for chunk in chunks)
+            yield live.message("log", {"id": watch.last, "html": html})
         if len(chunks) < CHUNKS_AT_ONCE:
             return
 

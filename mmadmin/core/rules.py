@@ -9,6 +9,7 @@ A field of the case that is not known (None, empty) triggers no rule.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -92,6 +93,17 @@ class Rule:
     source: str
     """Where this is known from."""
     applies: Callable[[Case], bool] = field(repr=False)
+    engine: str = ""
+    """The one engine that it is about; empty = every engine."""
+
+    def speaks(self, case: Case) -> bool:
+        """True when it has something to say of the case."""
+        return self.engine in {"", case.engine} and self.applies(case)
+
+    @property
+    def about(self) -> str:
+        """Its words where no case is known: figures are left out."""
+        return re.sub(r"\{\w+\}", "…", self.words)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,9 +171,14 @@ def judge(
             overruled=reasons.get(rule.name, ""),
         )
         for rule in known
-        if rule.applies(case)
+        if rule.speaks(case)
     ]
     return Verdict(tuple(sorted(findings, key=lambda f: f.severity != "refuse")))
+
+
+def overrulable(engine: str) -> tuple[Rule, ...]:
+    """The warnings of an engine: what an operator may overrule with a reason."""
+    return tuple(r for r in RULES if r.severity == "warn" and r.engine in {"", engine})
 
 
 def check_overruled(reasons: Mapping[str, str], rules: Iterable[Rule] | None = None) -> None:
@@ -218,10 +235,6 @@ def _below(case: Case, architecture: int) -> bool:
     return case.oldest is not None and case.oldest < architecture
 
 
-def _vllm(case: Case) -> bool:
-    return case.engine == "vllm"
-
-
 def _release(version: Version | None, *prefixes: Version) -> bool:
     return version is not None and any(version[: len(prefix)] == prefix for prefix in prefixes)
 
@@ -255,7 +268,8 @@ RULES: tuple[Rule, ...] = (
         "compressed-tensors checkpoints need compute capability 8.0; the GPU has {sm}",
         _GGUF_INSTEAD,
         f"{_WALKTHROUGH}: 'Min capability: 80. Current capability: 70.'",
-        lambda c: _vllm(c) and c.quantization == "compressed-tensors" and _below(c, AMPERE),
+        lambda c: c.quantization == "compressed-tensors" and _below(c, AMPERE),
+        engine="vllm",
     ),
     Rule(
         "awq-needs-sm75",
@@ -263,7 +277,8 @@ RULES: tuple[Rule, ...] = (
         "AWQ checkpoints need compute capability 7.5; the GPU has {sm}",
         _GGUF_INSTEAD,
         f"{_WALKTHROUGH}: the legacy AWQ loader's minimum is 75",
-        lambda c: _vllm(c) and c.quantization == "awq" and _below(c, TURING),
+        lambda c: c.quantization == "awq" and _below(c, TURING),
+        engine="vllm",
     ),
     Rule(
         "fp8-needs-sm80",
@@ -271,7 +286,8 @@ RULES: tuple[Rule, ...] = (
         "FP8 weights (W8A8) need compute capability 8.9, or 8.0 as weights only; the GPU has {sm}",
         _GGUF_INSTEAD,
         "vLLM's supported hardware for quantization kernels",
-        lambda c: _vllm(c) and _is_fp8(c) and _below(c, AMPERE),
+        lambda c: _is_fp8(c) and _below(c, AMPERE),
+        engine="vllm",
     ),
     Rule(
         "fp8-weight-only-below-sm89",
@@ -280,7 +296,8 @@ RULES: tuple[Rule, ...] = (
         "the memory is saved, the speed is not, and the activation scheme is not applied",
         "use an Ada, Hopper or Blackwell GPU, or a W4A16 checkpoint",
         "vLLM's supported hardware for quantization kernels (FP8 Marlin on Ampere)",
-        lambda c: _vllm(c) and _is_fp8(c) and not _below(c, AMPERE) and _below(c, ADA),
+        lambda c: _is_fp8(c) and not _below(c, AMPERE) and _below(c, ADA),
+        engine="vllm",
     ),
     Rule(
         "fp8-cache-needs-sm89",
@@ -288,7 +305,8 @@ RULES: tuple[Rule, ...] = (
         "an FP8 K/V cache needs compute capability 8.9; the GPU has {sm}",
         'set the cache type to "auto" or 16 bits',
         f"{_W4A16_CARD}; Triton's fp8e4nv type is not compiled below 8.9",
-        lambda c: _vllm(c) and c.cache_type.startswith("fp8") and _below(c, ADA),
+        lambda c: c.cache_type.startswith("fp8") and _below(c, ADA),
+        engine="vllm",
     ),
     Rule(
         "nvfp4-weight-only-below-blackwell",
@@ -297,7 +315,8 @@ RULES: tuple[Rule, ...] = (
         "computed in BF16 and the checkpoint's activation quantization is not applied",
         "use a Blackwell GPU for W4A4, or expect the accuracy and speed of W4A16",
         f"{_FP8_CARD}: 'On H100, NVFP4 is weight-only'",
-        lambda c: _vllm(c) and _is_nvfp4(c) and not _below(c, AMPERE) and _below(c, BLACKWELL),
+        lambda c: _is_nvfp4(c) and not _below(c, AMPERE) and _below(c, BLACKWELL),
+        engine="vllm",
     ),
     Rule(
         "nvfp4-needs-sm80",
@@ -305,7 +324,8 @@ RULES: tuple[Rule, ...] = (
         "NVFP4 checkpoints have no kernel below compute capability 8.0; the GPU has {sm}",
         _GGUF_INSTEAD,
         "vLLM's NVFP4 kernel list: FlashInfer, CUTLASS, Marlin",
-        lambda c: _vllm(c) and _is_nvfp4(c) and _below(c, AMPERE),
+        lambda c: _is_nvfp4(c) and _below(c, AMPERE),
+        engine="vllm",
     ),
     Rule(
         "vllm-dropped-volta",
@@ -313,12 +333,8 @@ RULES: tuple[Rule, ...] = (
         "vLLM {version} has no binaries for compute capability {sm}: the last with them is 0.8.5",
         f"{_GGUF_INSTEAD}, or pin vLLM 0.8.5",
         f"{_WALKTHROUGH}: 'vLLM dropped Volta pre-built kernels at 0.9+'",
-        lambda c: (
-            _vllm(c)
-            and c.engine_version is not None
-            and c.engine_version >= (0, 9)
-            and _below(c, TURING)
-        ),
+        lambda c: c.engine_version is not None and c.engine_version >= (0, 9) and _below(c, TURING),
+        engine="vllm",
     ),
     Rule(
         "triton-crashes-on-volta",
@@ -328,11 +344,9 @@ RULES: tuple[Rule, ...] = (
         "serve the GGUF with llama-server",
         f"{_WALKTHROUGH}; vLLM #17152 and #17449",
         lambda c: (
-            _vllm(c)
-            and c.model_format == "gguf"
-            and _release(c.triton, (3, 1), (3, 2))
-            and _below(c, TURING)
+            c.model_format == "gguf" and _release(c.triton, (3, 1), (3, 2)) and _below(c, TURING)
         ),
+        engine="vllm",
     ),
     Rule(
         "vllm-graph-capture-crash",
@@ -342,11 +356,11 @@ RULES: tuple[Rule, ...] = (
         "use another version of vLLM, or enforce eager execution",
         f"{_FP8_CARD}: '0.25 and 0.26 crash for this model during CUDA-graph capture'",
         lambda c: (
-            _vllm(c)
-            and c.model_architecture == "mistral3"
+            c.model_architecture == "mistral3"
             and _release(c.engine_version, (0, 25), (0, 26))
             and not c.eager
         ),
+        engine="vllm",
     ),
     Rule(
         "cuda13-has-no-volta",
@@ -362,11 +376,8 @@ RULES: tuple[Rule, ...] = (
         "bfloat16 needs compute capability 8.0; the GPU has {sm}",
         "ask for float16, or serve a GGUF with llama-server",
         f"{_WALKTHROUGH}: Volta has no BF16",
-        lambda c: (
-            _vllm(c)
-            and (c.compute_type == "bfloat16" or "BF16" in c.weight_types)
-            and _below(c, AMPERE)
-        ),
+        lambda c: (c.compute_type == "bfloat16" or "BF16" in c.weight_types) and _below(c, AMPERE),
+        engine="vllm",
     ),
     Rule(
         "bf16-weights-are-slow-below-sm80",
@@ -375,7 +386,8 @@ RULES: tuple[Rule, ...] = (
         "they are converted on every use",
         "take F16 or a quantized GGUF of the same model",
         f"{_WALKTHROUGH}: Volta has no BF16",
-        lambda c: c.engine == "llama-server" and "BF16" in c.weight_types and _below(c, AMPERE),
+        lambda c: "BF16" in c.weight_types and _below(c, AMPERE),
+        engine="llama-server",
     ),
     Rule(
         "images-need-memory-beside-the-cache",
@@ -385,11 +397,11 @@ RULES: tuple[Rule, ...] = (
         "set it to 0.85 or less",
         f"{_FP8_CARD}: 'Keep --gpu-memory-utilization at or below 0.85 when you send images'",
         lambda c: (
-            _vllm(c)
-            and c.images > 0
+            c.images > 0
             and c.memory_utilization is not None
             and c.memory_utilization > Decimal("0.85")
         ),
+        engine="vllm",
     ),
     Rule(
         "tekken-selects-another-tokenizer",
@@ -398,7 +410,8 @@ RULES: tuple[Rule, ...] = (
         "image token: the server refuses to start with a mismatch in the image token count",
         "leave tekken.json out of the served files, or allow no images",
         f"{_FP8_CARD}: 'tekken.json is deliberately absent'",
-        lambda c: _vllm(c) and c.images > 0 and "tekken.json" in c.files,
+        lambda c: c.images > 0 and "tekken.json" in c.files,
+        engine="vllm",
     ),
     Rule(
         "split-length-is-the-number-of-gpus",
@@ -442,7 +455,8 @@ RULES: tuple[Rule, ...] = (
         "{heads} attention heads cannot be shared by {tp} GPUs",
         "choose a number of GPUs that divides the heads and the K/V heads",
         "vLLM: total number of attention heads must be divisible by the tensor parallel size",
-        lambda c: _vllm(c) and _uneven_heads(c),
+        _uneven_heads,
+        engine="vllm",
     ),
     Rule(
         "groups-divide-among-gpus",
@@ -450,7 +464,8 @@ RULES: tuple[Rule, ...] = (
         "quantization groups of {group} do not divide among {tp} GPUs: a shard would cut a group",
         "use fewer GPUs, or a checkpoint with a smaller group size",
         "vLLM: the input size a partition must be a multiple of the group size",
-        lambda c: _vllm(c) and _uneven_groups(c),
+        _uneven_groups,
+        engine="vllm",
     ),
 )
 """Every rule. Each has a test of its own in tests/core/test_rules.py and a row in docs/rules.md."""

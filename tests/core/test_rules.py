@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mmadmin.core.errors import InvalidInput, InvalidSpec
-from mmadmin.core.rules import RULES, Case, judge, rule_table, version_of
+from mmadmin.core.rules import RULES, Case, judge, overrulable, rule_table, version_of
 from mmadmin.core.spec import parse_spec, spec_to_toml
 
 V100, T4, A100, L40S, H100, B200 = (70,), (75,), (80,), (89,), (90,), (100,)
@@ -138,6 +138,14 @@ def test_the_first_deployment_passes_and_its_dead_ends_do_not() -> None:
     assert "7.0" in judge(awq).refusals[0].words
     bf16 = replace(VLLM, architectures=V100 * 4, weight_types=frozenset({"BF16"}))
     assert "bfloat16-needs-sm80" in {f.rule for f in judge(bf16).refusals}
+
+
+def test_only_warnings_of_the_engine_can_be_overruled() -> None:
+    """What a form offers: no refusal, no other engine's rule; words without a case have no gaps."""
+    offered = overrulable("llama-server")
+    assert {rule.name for rule in offered} >= {"context-beyond-training"}
+    assert all(r.severity == "warn" and r.engine in {"", "llama-server"} for r in offered)
+    assert not any("{" in rule.about for rule in RULES)
 
 
 def test_a_warning_is_overruled_with_a_reason() -> None:

@@ -519,6 +519,30 @@ def test_form_and_file_follow_each_other(operator: Client) -> None:
     assert 'data-field="serve.slots"' in answer.content.decode()
 
 
+def test_a_warning_that_was_given_can_be_overruled(operator: Client) -> None:
+    """The editor says it with the deployment's own figures; the form writes the reason down."""
+    told = "a request may use 4096 tokens, the model was trained with 2048"
+    warned = [{"rule": "context-beyond-training", "words": told, "remedy": "less"}]
+    build = Build.objects.filter(deployment__name="smollm2-135m").latest("pk")
+    Build.objects.filter(pk=build.pk).update(plan={"steps": [], "fit": [{"warnings": warned}]})
+    html = operator.get("/deployments/smollm2-135m/edit/").content.decode()
+    assert told[1:] in html
+    row = 'data-row="activation.overrule.context-beyond-training"'
+    assert row in html
+    answer = operator.post(
+        "/deployments/new/fields/",
+        {
+            "spec_toml": seed.smol_spec(engine="11434.0.0"),
+            "direction": "form",
+            "f:activation.overrule.context-beyond-training": "rope scaling, evaluated",
+        },
+    )
+    html = answer.content.decode()
+    assert "[activation.overrule]" in html
+    assert "rope scaling, evaluated" in html
+    assert "The file is well-formed" in html
+
+
 OFFERS = {
     "repo": "unsloth/Some-Model-GGUF",
     "commit": "c386bbc4cd613e30d8f16adf91b7584a2265b1f5",

@@ -69,6 +69,63 @@ def test_the_lenient_patch_comes_and_goes() -> None:
     assert parse_spec(off).template.patches == ()
 
 
+RULE = "context-beyond-training"
+
+
+def test_a_warning_is_overruled_and_no_longer() -> None:
+    """The reason goes into a table of its own, and with the last one the table goes."""
+    name = f"f:activation.overrule.{RULE}"
+    on = spec_form.write(FILES[0], {name: "tried with “rope” scaling"})
+    assert parse_spec(on).activation.overrule == {RULE: "tried with “rope” scaling"}
+    assert values(on)[name] == "tried with “rope” scaling"
+    assert spec_form.write(on, values(on)) == on
+    other = spec_form.write(on, {name: "measured"})
+    assert parse_spec(other).activation.overrule == {RULE: "measured"}
+    assert spec_form.write(other, {name: " "}).rstrip() == FILES[0].rstrip()
+
+
+def test_overruling_leaves_the_rest_of_the_table() -> None:
+    """What stands in [activation] stays, also when the reason goes."""
+    text = FILES[0] + '\n[activation]\nmode = "swap" # while the cards are full\n'
+    name = f"f:activation.overrule.{RULE}"
+    on = spec_form.write(text, {name: "measured"})
+    assert (parse_spec(on).activation.mode, len(parse_spec(on).activation.overrule)) == ("swap", 1)
+    off = spec_form.write(on, {name: ""})
+    assert "# while the cards are full" in off
+    assert parse_spec(off) == parse_spec(text)
+
+
+def test_a_rule_s_words_stand_beside_its_field() -> None:
+    """In general, or with the figures of a warning that was given; its remedy too."""
+    (going_live,) = (s for s in spec_form.sections(FILES[0]) if s.name == "activation")
+    (field,) = (f for f in going_live.fields if f.key.endswith(RULE))
+    assert "{" not in field.help
+    assert "use a smaller context" in field.help
+    told = {RULE: "a request may use 65536 tokens, the model was trained with 8192"}
+    (going_live,) = (s for s in spec_form.sections(FILES[0], told) if s.name == "activation")
+    (field,) = (f for f in going_live.fields if f.key.endswith(RULE))
+    assert field.help.startswith("A request may use 65536 tokens")
+    assert not any("fp8" in f.key for f in going_live.fields), "a rule of another engine"
+
+
+@pytest.mark.parametrize("reason", ['""', "7"])
+def test_a_reason_that_is_none_is_named(reason: str) -> None:
+    """The parser's word is about the rule's own field."""
+    error = spec_form.problem(f"{FILES[0]}\n[activation.overrule]\n{RULE} = {reason}\n")
+    assert error is not None
+    assert error.details["field"] == f"activation.overrule.{RULE}"
+
+
+@pytest.mark.parametrize("table", ["[activation]\noverrule = 7", "activation = 7"])
+def test_an_overrule_that_is_no_table(table: str) -> None:
+    """The form still shows; the parser says what is wrong."""
+    text = table + "\n" + FILES[0] if table.startswith("activation") else f"{FILES[0]}\n{table}\n"
+    assert spec_form.sections(text)
+    assert spec_form.write(text, values(text)) == text
+    assert spec_form.problem(text) is not None
+    assert spec_form.write(text, {f"f:activation.overrule.{RULE}": "measured"})
+
+
 def test_nonsense_is_named_by_the_parser() -> None:
     """A word where a number belongs goes into the file, and the file's parser says so."""
     after = spec_form.write(FILES[0], {"f:serve.slots": "many"})

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 import pytest
+from asgiref.sync import sync_to_async
 from django.http import HttpRequest, StreamingHttpResponse
 from django.test import AsyncClient, Client, RequestFactory
 
 from deployments import live
-from deployments.models import Build, User
+from deployments.models import Build, LogChunk, User
 from deployments.views import shared
-from deployments.views.stream import Shown
+from deployments.views.stream import CHUNKS_AT_ONCE, Shown, Watch, _lines
+from tests.panel import seed
 
 NAME = "mistral-medium-3.5"
 
@@ -74,6 +76,23 @@ def test_an_unknown_part_is_no_page(admin: Client) -> None:
     answer = admin.get("/?part=nonsense")
     assert answer.status_code == 404
     assert b"<html" not in answer.content
+
+
+@pytest.mark.django_db(transaction=True)
+async def test_many_lines_come_as_one_message() -> None:
+    """However long a log is that a page opens, the page is laid out once for each batch of it."""
+    team = await sync_to_async(seed.everything)()
+    build = await Build.objects.aget(state="running")
+    await LogChunk.objects.filter(build=build).adelete()
+    chunks = await LogChunk.objects.abulk_create(
+        LogChunk(build=build, text=f"line {n}\n") for n in range(CHUNKS_AT_ONCE + 20)
+    )
+    watch = Watch(build.pk, 0, 0)
+    messages = [text.decode() async for text in _lines(team["vera"], watch)]
+    assert [text.count("data-line") for text in messages] == [CHUNKS_AT_ONCE, 20]
+    assert watch.last == chunks[-1].pk
+    assert f'"id":{chunks[-1].pk}' in messages[-1]
+    assert [text async for text in _lines(team["vera"], watch)] == []
 
 
 @pytest.mark.django_db(transaction=True)
