@@ -7,7 +7,8 @@ of the two brings the other back; a reboot, or both killed at once, is left to t
 init (docs/running.md). An ordinary end (`mm down`, SIGTERM to supervisord) stops the keeper first.
 
 Meanwhile it keeps the record of the programs' processes fresh: one that hides its environment can
-be found by that alone once its parent is dead.
+be found by that alone once its parent is dead. And it has services started again that supervisord
+has given up (a port that was taken, a disk that was full for a while); engines are the watch's.
 """
 
 from __future__ import annotations
@@ -27,8 +28,10 @@ NAME = "keeper"
 PRIORITY = 999
 """Last to start and first to stop: an ordinary shutdown must not look like a death."""
 POLL_S = 0.5
-RECORD_EVERY = 4
-"""Looks at the daemon between two looks at its programs."""
+LOOK_S = 2.0
+"""Between two looks at the programs."""
+RETRY_S = 30.0
+"""Between two attempts at services that were given up."""
 PAUSE_S = 1.0
 """After a failed attempt, doubled with each one."""
 PAUSE_MAX_S = 60.0
@@ -51,23 +54,33 @@ def program(home: Home) -> ProgramSpec:
 
 def keep(home: Home) -> None:
     """Wait for the supervisor's death, then bring it back."""
-    daemon = _daemon_pid(home)
-    looks = 0
-    while os.getppid() == daemon:
-        if looks % RECORD_EVERY == 0:
-            with suppress(Unreachable):  # it is ending, in one way or the other
-                Supervisor(home).status()
-        looks += 1
-        time.sleep(POLL_S)
     logging.basicConfig(
-        filename=home.logs / f"{NAME}.log",
-        format="%(asctime)s %(message)s",
-        level=logging.INFO,
+        filename=home.logs / f"{NAME}.log", format="%(asctime)s %(message)s", level=logging.INFO
     )
+    daemon = _daemon_pid(home)
+    look_at = retry_at = time.monotonic()
+    while os.getppid() == daemon:
+        if time.monotonic() >= look_at:
+            look_at = time.monotonic() + LOOK_S
+            with suppress(Unreachable):  # it is ending, in one way or the other
+                retry_at = _look(Supervisor(home), retry_at)
+        time.sleep(POLL_S)
     pause_s = PAUSE_S
     while not _brought_back(home):
         time.sleep(pause_s)
         pause_s = min(pause_s * 2, PAUSE_MAX_S)
+
+
+def _look(supervisor: Supervisor, retry_at: float) -> float:
+    """Note the programs' processes, start what was given up; when to do that again."""
+    given_up = [p.name for p in supervisor.status() if p.state == "FATAL"]
+    services = [name for name in given_up if supervisor.is_service(name)]
+    if not services or time.monotonic() < retry_at:
+        return retry_at
+    for name in services:
+        log.info("%s was given up: starting it again", name)
+        supervisor.start_again(name)
+    return time.monotonic() + RETRY_S
 
 
 def _daemon_pid(home: Home) -> int:

@@ -56,6 +56,7 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 _COMMENT = re.compile(r"(?:^|\s)[;#]|[\r\n]")
 """What supervisord's configuration reader would cut off as a comment, or as a line."""
 _BAD_NAME, _ALREADY_ADDED, _STILL_RUNNING, _NOT_RUNNING = 10, 90, 91, 70
+_ALREADY_STARTED, _NO_FILE, _NOT_EXECUTABLE, _SPAWN_ERROR = 60, 20, 21, 50
 _SHUTTING_DOWN = 6
 """Fault codes of supervisord's XML-RPC interface."""
 _ABSENT = (OSError, http.client.HTTPException, xmlrpc.client.ProtocolError)
@@ -418,6 +419,16 @@ class Supervisor:
         self.stop_program(name)
         wait = False
         self._call("startProcess", name, wait)
+
+    def is_service(self, name: str) -> bool:
+        """True for what `launch` was given, False for an engine."""
+        return (self._services / f"{name}.conf").exists()
+
+    def start_again(self, name: str) -> None:
+        """Start a program that was given up or stopped; its state tells what becomes of it."""
+        wait = False
+        fails_again = (_BAD_NAME, _NO_FILE, _NOT_EXECUTABLE, _SPAWN_ERROR)
+        self._tolerant("startProcess", name, wait, but=(_ALREADY_STARTED, *fails_again))
 
     def remove_program(self, name: str) -> None:
         """Stop an engine and forget it."""

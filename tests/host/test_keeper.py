@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
@@ -136,6 +137,27 @@ def test_a_program_that_hides_its_environment_is_ended_too(site: Supervisor) -> 
     dead = kill_daemon(site)
     wait_for("another", lambda: site.pid_of_daemon() not in (None, dead))
     assert not second.alive
+
+
+def test_a_service_that_was_given_up_is_tried_again(site: Supervisor, tmp_path: Path) -> None:
+    """What it lacked comes back later than supervisord has patience; an engine is left alone."""
+    needed = tmp_path / "needed"
+    argv = ["/bin/sh", "-c", f"test -e {needed} && exec sleep 600"]
+    service = ProgramSpec("service", argv, site.home.logs / "service.log", startretries=0)
+    engine = ProgramSpec("engine", argv, site.home.logs / "engine.log", startretries=0)
+    site.launch([service, keeper.program(site.home)])
+    site.start_program(engine)
+    for program in ("service", "engine"):
+        wait_for("the end of patience", partial(given_up, site, program))
+    needed.touch()
+    wait_for("the service", lambda: site.pid("service"))
+    assert given_up(site, "engine")
+
+
+def given_up(supervisor: Supervisor, name: str) -> bool:
+    """The supervisor has no more patience with a program."""
+    found = supervisor.program(name)
+    return found is not None and found.state == "FATAL"
 
 
 def test_an_ordinary_end_is_no_death(site: Supervisor) -> None:
