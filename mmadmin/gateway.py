@@ -69,7 +69,7 @@ async def serve(
 
 def _orphaned(loop: asyncio.AbstractEventLoop, parent: int, worker: Worker) -> None:
     loop.remove_reader(parent)
-    worker.stop()
+    worker.orphan()
 
 
 class Parent:

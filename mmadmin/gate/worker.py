@@ -84,6 +84,12 @@ class Worker:
         self.settings = settings
         self.index = index
         self._stop = asyncio.Event()
+        self._orphaned = False
+
+    def orphan(self) -> None:
+        """Begin to stop, and leave the ports to whoever comes after the dead parent."""
+        self._orphaned = True
+        self._stop.set()
 
     def stop(self) -> None:
         """Begin to stop; `run` returns when everything has ended."""
@@ -119,6 +125,7 @@ class Worker:
         health = asyncio.create_task(behind.serve(sockets=[figures, *back.sockets()]))
         stopping = asyncio.create_task(self._stop.wait())
         await asyncio.wait({serving, health, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        behind.should_exit = self._orphaned
         await wind_down(gate, front, serving, within_s=settings.stop_s)
         behind.should_exit = True
         await health

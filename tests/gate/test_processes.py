@@ -18,6 +18,7 @@ import pytest
 from mmadmin.core.access import new_key
 from mmadmin.core.snapshot import GATE_WATCH_PREFIX, REVOKE_CHANNEL, Snapshot, snapshot_to_json
 from mmadmin.gate.directory import KEPT, PUBLISHED
+from mmadmin.gateway import listening
 from tests.gate.house import MODEL, PATIENCE_S
 from tests.gate.processes import (
     PEPPER,
@@ -156,6 +157,35 @@ async def test_workers_do_not_outlive_their_parent(tmp_path, engine) -> None:
                 await asyncio.sleep(0.05)
         with pytest.raises(OSError):
             await RawClient(town.gate.port).__aenter__()
+
+
+async def test_a_killed_parents_ports_are_free_while_streams_finish(tmp_path, engine) -> None:
+    """Its successor need not wait for the streams that the orphaned workers let finish."""
+    go_on = asyncio.Event()
+    engine.script = paused(go_on)
+    async with (
+        running_town(tmp_path, engine, MM_GATE_WORKERS="2") as town,
+        RawClient(town.gate.port) as client,
+    ):
+        await client.send(CHAT, {**BODY, "stream": True}, key=town.key.text)
+        await client.head()
+        await client.chunk()
+        os.kill(town.gate.process.pid, signal.SIGKILL)
+        town.gate.process.wait()
+        async with asyncio.timeout(PATIENCE_S):
+            while not all(map(can_listen, (town.gate.port, town.gate.metrics_port))):
+                await asyncio.sleep(0.02)
+        go_on.set()
+        assert DONE in await client.chunk()
+
+
+def can_listen(port: int) -> bool:
+    """True when a gate could take the port."""
+    try:
+        listening("127.0.0.1", port).close()
+    except SystemExit:
+        return False
+    return True
 
 
 async def test_alone_it_serves_on_and_starts_again(tmp_path, engine) -> None:
