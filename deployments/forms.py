@@ -5,6 +5,7 @@ What an answer means is decided by the actions; a form only reads it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from django import forms
@@ -14,6 +15,7 @@ from django.utils import timezone
 from deployments.models import Role
 from mmadmin.core.access import ENDPOINTS
 from mmadmin.core.snapshot import KEY_LIMITS
+from mmadmin.core.trial import MINUTES, MOST_MINUTES
 
 
 class Described(forms.Form):
@@ -55,6 +57,33 @@ class OptionalReason(Reason):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.fields["reason"].required = False
+
+
+class BeginTrial(OptionalReason):
+    """Which generation to try beside the live one, and for how long."""
+
+    which = forms.ChoiceField(
+        label="Generation",
+        widget=forms.Select(attrs={"autofocus": True}),
+        help_text="It answers in the playground only: clients go on being served by the live one.",
+        error_messages={"required": "Choose a generation."},
+    )
+    minutes = forms.IntegerField(
+        label="Minutes",
+        initial=MINUTES,
+        min_value=1,
+        max_value=MOST_MINUTES,
+        help_text="Then it ends by itself, or before: at a click, or for an activation's memory.",
+        error_messages={"required": "Say for how long."},
+    )
+    field_order = ("which", "minutes", "reason")
+
+    def __init__(self, *args: Any, choices: Sequence[tuple[str, Any]], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        del self.fields["reason"].widget.attrs["autofocus"]
+        which = self.fields["which"]
+        assert isinstance(which, forms.ChoiceField)  # noqa: S101 (declared above)
+        which.choices = choices
 
 
 class Deploy(Described):

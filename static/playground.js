@@ -119,6 +119,26 @@
       this.model = element.querySelector("[data-model]");
       this.messages = [];
       this.abort = null;
+      this.wanted = "";
+    }
+    /* what can be asked changes while the page is open: trials come and go, the choice stays */
+    offer(options) {
+      const chosen = this.wanted || this.model.value;
+      this.model.replaceChildren(...options.map((option) => option.cloneNode(true)));
+      const found = this.of(chosen);
+      if (found) this.choose(found);
+      else if (chosen) {
+        const gone = make("option", "", `${chosen} (has ended)`);
+        gone.value = chosen;
+        gone.disabled = true;
+        this.model.append(gone);
+        gone.selected = true;
+      }
+    }
+    of(value) { return [...this.model.options].find((option) => option.value === value); }
+    choose(option) {
+      this.wanted = option.disabled ? option.value : "";
+      option.selected = true;
     }
     clear() {
       this.abort?.abort();
@@ -132,7 +152,7 @@
       const empty = this.talk.querySelector("[data-empty]");
       if (empty) empty.hidden = true;
       const turn = make("div", `turn ${role}`);
-      turn.append(make("div", "turn-who small dim", role === "user" ? "You" : this.model.value));
+      this.who = turn.appendChild(make("div", "turn-who small dim", role === "user" ? "You" : this.model.value));
       const body = turn.appendChild(make("div", "turn-body"));
       this.talk.append(turn);
       this.end();
@@ -202,6 +222,7 @@
           }),
         });
         this.generation = reply.headers.get("x-mm-generation");
+        if (this.generation) this.who.textContent = `generation ${this.generation}`;
         if (!reply.ok) {
           const said = await reply.json().catch(() => null);
           throw new Error(said?.error?.message || `The gate answered ${reply.status}.`);
@@ -244,8 +265,13 @@
 
   const panes = [new Pane(play.querySelector("[data-pane]"))];
   const beside = $("beside");
-  beside.addEventListener("click", () => {
-    const on = panes.length === 1;
+  /* the second pane asks what is on trial of the same deployment, else the next model */
+  const partner = (options, first) => {
+    const same = options.filter((option) => option.dataset.of === first?.dataset.of);
+    return same.find((option) => option !== first && (option.dataset.trial !== undefined) !== (first.dataset.trial !== undefined))
+      || options[Math.min(1, options.length - 1)];
+  };
+  const sideBySide = (on) => {
     beside.setAttribute("aria-pressed", String(on));
     $("panes").classList.toggle("two", on);
     if (on) {
@@ -257,12 +283,22 @@
       $("panes").append(copy);
       const pane = new Pane(copy);
       pane.clear();
-      model.selectedIndex = Math.min(1, model.options.length - 1);
+      const first = panes[0].model;
+      pane.choose(partner([...model.options], model.options[first.selectedIndex]));
+      model.addEventListener("change", () => { pane.wanted = ""; });
       panes.push(pane);
     } else {
       panes.pop().element.remove();
     }
-  });
+  };
+  beside.addEventListener("click", () => sideBySide(panes.length === 1));
+  panes[0].model.addEventListener("change", () => { panes[0].wanted = ""; });
+  new MutationObserver(() => {
+    const offered = document.getElementById("models");
+    if (offered) for (const pane of panes) pane.offer([...offered.options]);
+  }).observe($("trials"), { subtree: true, childList: true, attributes: true });
+  const asked = panes[0].model.querySelector(`option[data-of="${CSS.escape(play.dataset.beside)}"]`);
+  if (asked) { panes[0].choose(asked); sideBySide(true); }
   $("clear").addEventListener("click", () => { for (const pane of panes) pane.clear(); $("prompt").focus(); });
   $("halt").addEventListener("click", () => { for (const pane of panes) pane.abort?.abort(); });
   const busy = (yes) => { $("halt").hidden = !yes; $("send").disabled = yes; };

@@ -45,7 +45,7 @@ from deployments.queries.overview import (
     deployment_names,
     deployments_overview,
 )
-from deployments.queries.trying import trial, trials, tryable
+from deployments.queries.trying import trial, trials, trials_just_failed, tryable
 
 __all__ = [
     "DeploymentRow",
@@ -87,6 +87,7 @@ __all__ = [
     "tokens",
     "trial",
     "trials",
+    "trials_just_failed",
     "tryable",
     "usage",
     "usage_events",

@@ -45,7 +45,7 @@ class DeploymentRow:
     build: Build | None
     """Queued or running."""
     replicas: list[Replica]
-    """Those that are not stopped or failed."""
+    """Those that are not stopped or failed, on trial or not."""
     trial: Trial | None
     """Waiting, open or ending."""
     last_activation: Activation | None
@@ -57,6 +57,11 @@ class DeploymentRow:
     tokens_per_s: float | None
     """Mean generation speed of the requests of the last hour."""
     ttft_ms: int | None
+
+    @property
+    def serving(self) -> list[Replica]:
+        """The replicas that clients are for."""
+        return [replica for replica in self.replicas if replica.trial_id is None]
 
     @property
     def state(self) -> str:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from django.db.models import F, QuerySet
+from datetime import timedelta
+
+from django.db.models import Exists, F, OuterRef, QuerySet
+from django.utils import timezone
 
 from deployments.models import Generation, Role, Trial, User
 from deployments.queries.looking import ACTIVE_JOB, Page, paged, require
 from mmadmin.core.errors import NotFound
+from mmadmin.core.lifecycle import JobState
 
 
 def trials(actor: User, *, name: str = "", number: int = 0, page: int = 1) -> Page[Trial]:
@@ -25,6 +29,19 @@ def trial(actor: User, trial_id: int) -> Trial:
     if found is None:
         raise NotFound(f"there is no trial {trial_id}")
     return found
+
+
+NEWS = timedelta(minutes=15)
+
+
+def trials_just_failed(actor: User) -> list[Trial]:
+    """Those that failed a moment ago, and that no later one of their deployment has followed."""
+    require(actor)
+    later = Trial.objects.filter(deployment=OuterRef("deployment"), pk__gt=OuterRef("pk"))
+    failed = _trials().filter(
+        state__in=[JobState.FAILED, JobState.ERRORED], ended_at__gt=timezone.now() - NEWS
+    )
+    return list(failed.exclude(Exists(later)))
 
 
 TRYABLE_SHOWN = 200

@@ -15,9 +15,12 @@ from django.utils import timezone
 from django.utils.html import escape, format_html, format_html_join
 from django.utils.safestring import SafeString, mark_safe
 
+from deployments.models import Trial
 from mmadmin.core import diff as core_diff
 from mmadmin.core.activation import WORDS, Phase
 from mmadmin.core.diff import DiffRow
+from mmadmin.core.trial import WORDS as TRIAL_WORDS
+from mmadmin.core.trial import Phase as TrialPhase
 
 register = template.Library()
 
@@ -35,14 +38,17 @@ LOOKS: dict[str, tuple[str, str]] = {
     "built": ("s-built", "ok"),
     "succeeded": ("s-done", "ok"),
     "ready": ("s-live", "ok"),
+    "open": ("s-live", "ok"),
     "live": ("s-live", "ok"),
     "active": ("s-live", "ok"),
     "cached": ("s-cached", "ok"),
     "substituted": ("s-cached", "ok"),
     "draining": ("s-drain", "warn"),
+    "ending": ("s-drain", "warn"),
     "suspended": ("s-drain", "warn"),
     "expired": ("s-past", "warn"),
     "retired": ("s-past", "idle"),
+    "ended": ("s-past", "idle"),
     "stopped": ("s-off", "idle"),
     "cancelled": ("s-off", "idle"),
     "revoked": ("s-off", "bad"),
@@ -90,6 +96,12 @@ def icon(name: str, label: str = "") -> SafeString:
         static("icons.svg"),
         name,
     )
+
+
+@register.filter
+def doing(trial: Trial) -> str:
+    """What a trial that is under way does now, in words."""
+    return TRIAL_WORDS[TrialPhase(trial.phase)] if trial.phase else "waiting for its host's worker"
 
 
 @register.simple_tag

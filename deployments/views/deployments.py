@@ -26,6 +26,7 @@ PARTS = {
 }
 ROWS = 20
 """Generations on a page of the history."""
+TRIALS_SHOWN = 5
 STARTABLE = frozenset({"built", "retired", "failed"})
 
 
@@ -60,8 +61,10 @@ def generation(request: HttpRequest, name: str, number: int) -> HttpResponse:
         "probes": (it.generation.probe_report or {}).get("rows", []),
         "memory_rows": (it.generation.probe_report or {}).get("memory", []),
         "renders": renders(it.generation.rendering),
+        "trials": queries.trials(me, name=name, number=number).rows[:TRIALS_SHOWN],
     }
-    return show(request, "deployment/generation.html", context)
+    parts = {"trial": "deployment/_trial.html"}
+    return show(request, "deployment/generation.html", context, parts=parts)
 
 
 def renders(report: dict[str, Any] | None) -> list[dict[str, Any]]:

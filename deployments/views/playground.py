@@ -22,16 +22,24 @@ from django.http import (
     JsonResponse,
     StreamingHttpResponse,
 )
+from django.shortcuts import redirect
+from django.urls import reverse
+from django.utils.http import urlencode
+from django.utils.text import Truncator
+from django.views.decorators.http import require_POST
 
 from deployments import actions, queries
-from deployments.models import User
-from deployments.views.page import page, person, show
+from deployments.forms import BeginTrial
+from deployments.models import Generation, User
+from deployments.views.page import attempt, blame, operator, page, person, show
 from mmadmin.core.errors import HTTP_STATUS, MmError
 
 RENEW_S = 300
 """A key that ends sooner than this is replaced before it is used."""
 BODY_LIMIT_BYTES = 16 * 2**20
 TIMEOUT = httpx.Timeout(connect=5, read=None, write=60, pool=5)
+REASON_SHOWN = 80
+"""Characters of a generation's reason in a choice."""
 PASSED_ON = ("content-type", "x-mm-generation", "x-request-id", "retry-after")
 
 
@@ -49,9 +57,73 @@ _held: dict[int, Held] = {}
 
 @page
 def playground(request: HttpRequest) -> HttpResponse:
-    """The page."""
-    rows = [row for row in queries.deployments_overview(person(request)) if row.live]
-    return show(request, "playground/page.html", {"nav": "playground", "rows": rows})
+    """The page; `beside` names a deployment whose live generation and trial are to be compared."""
+    me = person(request)
+    rows = [row for row in queries.deployments_overview(me) if row.live]
+    context = {
+        "nav": "playground",
+        "rows": rows,
+        "failed": queries.trials_just_failed(me),
+        "beside": request.GET.get("beside", ""),
+    }
+    parts = {"trials": "playground/_trials.html"}
+    return show(request, "playground/page.html", context, parts=parts)
+
+
+@page
+def begin_trial(request: HttpRequest) -> HttpResponse:
+    """Ask which generation to try beside the live one; then start it and go where it is asked."""
+    me = operator(request)
+    found = queries.tryable(me)
+    choices = [
+        (name, [(row.uid, _told(row)) for row in generations])
+        for name, generations in found.items()
+    ]
+    initial = {"which": request.GET.get("which", "")}
+    form = BeginTrial(request.POST or None, choices=choices, initial=initial)
+    status = 200
+    if request.method == "POST":
+        if form.is_valid():
+            name, _, number = form.cleaned_data["which"].rpartition("/")
+            try:
+                actions.begin_trial(
+                    me,
+                    name,
+                    int(number),
+                    minutes=form.cleaned_data["minutes"],
+                    reason=form.cleaned_data["reason"],
+                )
+            except MmError as error:
+                blame(form, error)
+            else:
+                return redirect(f"{reverse('playground')}?{urlencode({'beside': name})}")
+        status = 422
+    context = {"nav": "playground", "form": form, "any": bool(found)}
+    return show(request, "playground/trial.html", context, status=status)
+
+
+def _told(generation: Generation) -> str:
+    """A generation as a choice."""
+    reason = Truncator(generation.reason).chars(REASON_SHOWN)
+    return f"{generation.uid}: {reason}" if reason else generation.uid
+
+
+@require_POST
+@page
+def end_trial(request: HttpRequest, trial_id: int) -> HttpResponse:
+    """End a trial before its time."""
+    me = person(request)
+    if request.headers.get("HX-Request"):  # the page stays as it is, and hears of the end
+        actions.end_trial(me, trial_id)
+        return HttpResponse(status=204)
+    it = queries.trial(me, trial_id)
+    back = {"name": it.deployment.name, "number": it.generation.number}
+    return attempt(
+        request,
+        lambda: actions.end_trial(me, trial_id),
+        f"The trial of {it.generation.uid} ends.",
+        reverse("generation", kwargs=back),
+    )
 
 
 async def chat(request: HttpRequest) -> HttpResponseBase:

@@ -25,6 +25,7 @@ from deployments.models import (
     LogChunk,
     Replica,
     Transition,
+    Trial,
     UsageBucket,
     UsageDay,
     UsageEvent,
@@ -594,6 +595,8 @@ def deployments(
         message="The NVIDIA driver changed from 580.82 to 580.95 since generation 5 was probed.",
     )
 
+    _trials(mistral, who, where["gpu"], now)
+
     smol = Deployment.objects.create(
         name="smollm2-135m",
         public_name="smollm2-135m",
@@ -689,6 +692,49 @@ def deployments(
         ],
     )
     return {"mistral": mistral, "smol": smol, "coder": coder}
+
+
+def _trials(of: Deployment, who: dict[str, User], host: Host, now: datetime) -> None:
+    """Generation 2 was tried last week; generation 4 is on trial now."""
+    ended = now - timedelta(days=7)
+    Trial.objects.create(
+        deployment=of,
+        generation=of.generations.get(number=2),
+        host=host,
+        actor=who["ada"],
+        state="succeeded",
+        phase="stop",
+        minutes=60,
+        reason="Is the new engine worth it?",
+        ending="its time was over",
+        created_at=ended - timedelta(minutes=62),
+        opened_at=ended - timedelta(minutes=60),
+        ends_at=ended,
+        ended_at=ended,
+    )
+    tried = of.generations.get(number=4)
+    trial = Trial.objects.create(
+        deployment=of,
+        generation=tried,
+        host=host,
+        actor=who["otto"],
+        phase="open",
+        reason="Did two slots answer worse?",
+        created_at=now - timedelta(minutes=8),
+        opened_at=now - timedelta(minutes=6),
+        ends_at=now + timedelta(minutes=24),
+    )
+    Replica.objects.create(
+        uid="mistral-medium-3.5-4-t1",
+        generation=tried,
+        host=host,
+        port=21004,
+        slots=2,
+        context_per_slot=32768,
+        state="ready",
+        pid=4300,
+        trial=trial,
+    )
 
 
 OWNERS = (

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -38,7 +39,9 @@ class FakeGate(BaseHTTPRequestHandler):
         type(self).asked.append({"key": self.headers["Authorization"], **body})
         self.send_response(200)
         self.send_header("content-type", "text/event-stream")
-        self.send_header("x-mm-generation", "mistral-medium-3.5/5")
+        on_trial = re.fullmatch(r".+/\d+", body["model"])
+        uid = body["model"] if on_trial else "mistral-medium-3.5/5"
+        self.send_header("x-mm-generation", uid)
         self.end_headers()
         self._say({"delta": {"role": "assistant", "content": None}})
         self._say({"delta": {"reasoning_content": "A simple multiplication."}})

@@ -33,7 +33,10 @@ PAGES = (
     "/keys/",
     "/keys/new/",
     "/usage/",
+    f"/deployments/{NAME}/generations/4/",
     "/playground/",
+    f"/playground/?beside={NAME}",
+    "/playground/trial/",
     "/hosts/",
     "/store/",
     "/store/care/gc/",
@@ -297,6 +300,84 @@ def test_the_playground_streams(site: Panel, browser: Browser) -> None:
     assert asked["messages"] == [{"role": "user", "content": "What is 17 * 23? <b>"}]
     owner = "from deployments.models import ClientKey; print(ClientKey.objects.latest('pk').owner)"
     assert site.python(owner).strip() == "playground: vera"
+
+
+def on_trial(**fields: str) -> str:
+    """Code that does to the newest trial of the deployment what its host's worker would."""
+    return (
+        "from datetime import timedelta\n"
+        "from django.utils import timezone\n"
+        "from deployments import feed\n"
+        "from deployments.models import Trial\n"
+        f"trial = Trial.objects.filter(deployment__name={NAME!r}).latest('pk')\n"
+        f"Trial.objects.filter(pk=trial.pk).update({', '.join(f'{k}={v}' for k, v in fields.items())})\n"
+        f"feed.announce('trial', trial.pk, deployment={NAME!r})"
+    )
+
+
+def test_two_generations_side_by_side(site: Panel, browser: Browser) -> None:
+    """The live one and the one on trial get the same question; each answer says whose it is."""
+    with visit(browser, site.url, "otto") as page:
+        page.goto(f"/deployments/{NAME}/generations/4/")
+        expect(page.get_by_text("runs beside the live one and ends in")).to_be_visible()
+        page.get_by_role("link", name="Ask both").click()
+        first, second = page.get_by_label("Chat", exact=True), page.get_by_label("Second chat")
+        expect(first.get_by_label("Model")).to_have_value(NAME)
+        expect(second.get_by_label("Model")).to_have_value(f"{NAME}/4")
+        page.get_by_label("Your message").fill("What is 17 * 23?")
+        page.keyboard.press("Enter")
+        for pane, number in ((first, 5), (second, 4)):
+            expect(pane.locator(".turn.assistant .turn-who")).to_have_text(
+                f"generation {NAME}/{number}"
+            )
+            expect(pane.locator("strong")).to_have_text("391")
+            expect(pane.locator("[data-stats]")).to_contain_text(f"{NAME}/{number}, 21 tokens")
+        assert not findings(page)
+        asked = {call["model"]: call["messages"] for call in site.asked[-2:]}
+        question = [{"role": "user", "content": "What is 17 * 23?"}]
+        assert asked == {NAME: question, f"{NAME}/4": question}
+
+        page.get_by_role("button", name="End the trial").click()
+        expect(page.get_by_role("button", name="Ending…")).to_be_disabled()
+        site.python(on_trial(state="'succeeded'", phase="'stop'"))
+        gone = second.get_by_label("Model").locator("option:checked")
+        expect(gone).to_have_text(f"{NAME}/4 (has ended)")
+        expect(page.get_by_text("runs beside the live one")).to_have_count(0)
+        expect(second.locator("strong")).to_have_text("391")  # what was said stays
+
+
+def test_a_trial_is_begun_by_keyboard(site: Panel, browser: Browser) -> None:
+    """From the playground's question to two columns; the second waits until its engine answers."""
+    site.python(on_trial(state="'succeeded'", phase="'stop'"))
+    with visit(browser, site.url, "otto", width=390) as page:
+        page.goto("/playground/")
+        page.get_by_role("link", name="Try a generation").focus()
+        page.keyboard.press("Enter")
+        sheet = page.get_by_role("dialog")
+        expect(sheet.get_by_label("Generation")).to_be_focused()
+        assert not findings(page)
+        sheet.get_by_label("Generation").select_option(f"{NAME}/2")
+        sheet.get_by_label("Minutes").fill("0")
+        assert not sheet.get_by_label("Minutes").evaluate("field => field.checkValidity()")
+        sheet.get_by_label("Minutes").fill("15")
+        sheet.get_by_label("Reason").fill("Was it better?")
+        sheet.get_by_role("button", name="Start the trial").focus()
+        page.keyboard.press("Enter")
+        expect(page.get_by_text("on trial: waiting for its host's worker")).to_be_visible()
+        chosen = page.get_by_label("Second chat").get_by_label("Model").locator("option:checked")
+        expect(chosen).to_have_text(f"{NAME}/2 (starting…)")
+        expect(chosen).to_be_disabled()
+        ends = "timezone.now() + timedelta(minutes=15)"
+        site.python(on_trial(phase="'open'", opened_at="timezone.now()", ends_at=ends))
+        expect(chosen).to_have_text(f"{NAME}/2 (on trial)")
+        expect(chosen).to_be_enabled()
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    with visit(browser, site.url, "vera") as page:
+        page.goto(f"/playground/?beside={NAME}")
+        expect(page.get_by_text("runs beside the live one")).to_be_visible()
+        expect(page.get_by_role("button", name="End the trial")).to_have_count(0)
+        expect(page.get_by_role("link", name="Try a generation")).to_have_count(0)
+        expect(page.get_by_label("Second chat").get_by_label("Model")).to_have_value(f"{NAME}/2")
 
 
 def test_pages_are_light(site: Panel, browser: Browser) -> None:

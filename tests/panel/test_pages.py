@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from datetime import timedelta
 
 import pytest
 from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
 
 from deployments.models import (
     Activation,
@@ -19,6 +21,7 @@ from deployments.models import (
     Deployment,
     Generation,
     Host,
+    Trial,
     User,
 )
 from mmadmin.core.spec import parse_spec
@@ -29,6 +32,7 @@ PAGES = (
     "/",
     "/?archived",
     f"/deployments/{NAME}/",
+    f"/deployments/{NAME}/generations/4/",
     f"/deployments/{NAME}/generations/5/",
     f"/deployments/{NAME}/compare/?a=2&b=5",
     "/builds/",
@@ -41,12 +45,14 @@ PAGES = (
     "/hosts/",
     "/store/",
     "/playground/",
+    f"/playground/?beside={NAME}",
     "/activations/ACTIVATION/",
 )
 OPERATOR_PAGES = (
     f"/deployments/{NAME}/generations/2/rollback/",
     f"/deployments/{NAME}/rollback/",
     f"/deployments/{NAME}/stop/",
+    "/playground/trial/",
     f"/deployments/{NAME}/edit/",
     "/store/care/gc/",
     "/store/care/verify-contents/",
@@ -82,6 +88,8 @@ PARTS = (
     "/builds/BUILD/?part=head",
     "/builds/BUILD/?part=steps",
     "/activations/ACTIVATION/?part=phases",
+    f"/deployments/{NAME}/generations/4/?part=trial",
+    "/playground/?part=trials",
 )
 
 
@@ -766,3 +774,70 @@ def test_all_other_logins_end_at_once(team: dict[str, User]) -> None:
     assert here.get("/account/").status_code == 302
     admin.post("/people/vera/active/", {"on": "1"})
     assert here.get("/account/").status_code == 302
+
+
+def ended(standing: str, **more: object) -> Trial:
+    """The seeded trial, as its host's worker left it just now."""
+    trial = Trial.objects.get(generation__number=4)
+    Trial.objects.filter(pk=trial.pk).update(
+        state=standing, phase="stop", ended_at=timezone.now(), **more
+    )
+    return trial
+
+
+def test_a_trial_is_begun_from_its_form(operator: Client) -> None:
+    """What can be tried is offered, wrong input stays in the form, and the playground is next."""
+    page = operator.get("/playground/trial/").content.decode()
+    assert "There is nothing to try" in page, "the only one that could be is on trial"
+    ended("succeeded")
+    page = operator.get(f"/playground/trial/?which={NAME}/2").content.decode()
+    assert f'<option value="{NAME}/2" selected>' in page
+    assert f'value="{NAME}/5"' not in page, "it is live"
+    good = {"which": f"{NAME}/2", "minutes": "15", "reason": "see"}
+    for wrong in ({"minutes": "0"}, {"minutes": "x"}, {"which": f"{NAME}/5"}, {"which": "/"}):
+        assert operator.post("/playground/trial/", good | wrong).status_code == 422, wrong
+    answer = operator.post("/playground/trial/", good)
+    assert (answer.status_code, answer["Location"]) == (302, f"/playground/?beside={NAME}")
+    trial = Trial.objects.latest("pk")
+    assert (trial.generation.number, trial.minutes, trial.reason) == (2, 15, "see")
+    assert trial.actor is not None
+    assert trial.actor.username == "otto"
+
+
+def test_a_trial_is_ended_from_a_page(operator: Client, viewer: Client) -> None:
+    """By a form that leads back to the generation, or under an open page that stays as it is."""
+    trial = Trial.objects.get(generation__number=4)
+    where = f"/playground/trial/{trial.pk}/end/"
+    assert viewer.post(where, headers={"HX-Request": "true"}).status_code == 403
+    assert Trial.objects.get(pk=trial.pk).cancel_requested_at is None
+    answer = operator.post(where)
+    assert answer["Location"] == f"/deployments/{NAME}/generations/4/"
+    assert Trial.objects.get(pk=trial.pk).ending == "ended by otto"
+    assert operator.post(where, headers={"HX-Request": "true"}).status_code == 204
+    ended("succeeded")
+    assert operator.post(where, headers={"HX-Request": "true"}).status_code == 409
+
+
+def test_a_trial_that_failed_says_why(operator: Client, viewer: Client) -> None:
+    """In the playground, where somebody waits for it, and on the generation's page."""
+    error = {"message": "it does not fit beside what runs", "remedy": "stop other first"}
+    ended("failed", error=error)
+    for client in (operator, viewer):
+        for page in ("/playground/", f"/deployments/{NAME}/generations/4/"):
+            html = client.get(page).content.decode()
+            assert "it does not fit beside what runs" in html, page
+            assert "Stop other first." in html, page
+    Trial.objects.filter(generation__number=4).update(ended_at=timezone.now() - timedelta(hours=1))
+    assert "does not fit" not in operator.get("/playground/").content.decode(), "old news"
+
+
+def test_only_what_answers_can_be_asked(viewer: Client) -> None:
+    """A trial that starts is named but cannot be chosen yet; one that ends is no choice any more."""
+    page = viewer.get("/playground/").content.decode()
+    assert re.search(rf'<option value="{NAME}/4"[^>]*data-trial>', page)
+    Trial.objects.filter(generation__number=4).update(phase="probe", opened_at=None, ends_at=None)
+    page = viewer.get("/playground/").content.decode()
+    assert re.search(rf'<option value="{NAME}/4"[^>]*data-trial disabled>', page)
+    assert "loading and proving the engine" in page
+    Trial.objects.filter(generation__number=4).update(phase="drain")
+    assert f'value="{NAME}/4"' not in viewer.get("/playground/").content.decode()
