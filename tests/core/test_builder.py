@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -251,6 +253,77 @@ def test_two_builders_of_the_same_build_it_once(store: Store, tmp_path: Path) ->
     assert damage(store) == []
     assert store.leases() == []
     assert len(list(store.objects())) == 2
+
+
+def test_the_same_content_from_two_sources_is_fetched_once(store: Store, tmp_path: Path) -> None:
+    """Pinned content is one thing, however many steps ask for it, and from wherever, at once."""
+    marks = tmp_path / "marks"
+    together = multiprocessing.get_context("fork").Barrier(2)
+
+    def work(mirror: str) -> None:
+        shop = Shop()
+
+        def fetch(params: Any, inputs: Any, out: Path, tools: Any) -> None:
+            with marks.open("a") as file:
+                file.write("fetched\n")
+            (out / "text").write_text(str(params["serve"]))
+
+        shop.pinned.build = fetch  # type: ignore[method-assign]
+        one = pin("weights", "content")
+        mine = Derivation(one.name, one.recipe, one.version, {**one.params, "mirror": mirror})
+        together.wait(60)
+        realise(
+            mine, Store(store.root, floor_bytes=0), tools_for, Watch(), recipe_of=shop.recipe_of
+        )
+
+    children = []
+    for mirror in ("a", "b"):
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            try:
+                work(mirror)
+                status = 0
+            finally:
+                os._exit(status)
+        children.append(pid)
+    assert [os.waitpid(pid, 0)[1] for pid in children] == [0, 0]
+    assert marks.read_text() == "fetched\n"
+    assert damage(store) == []
+
+
+def test_builders_of_different_things_do_not_wait_for_each_other(store: Store) -> None:
+    """Only the same step is built by one at a time: a slow one holds up nobody else."""
+    begun, go_on = threading.Event(), threading.Event()
+    slow = Shop()
+
+    def wait() -> None:
+        begun.set()
+        assert go_on.wait(60)
+
+    slow.write.hook = wait
+    done: list[str] = []
+
+    def build_slowly() -> None:
+        mine = Store(store.root, floor_bytes=0)
+        done.append(
+            realise(step("a"), mine, tools_for, Watch(), recipe_of=slow.recipe_of).object[65:]
+        )
+        mine.close()
+
+    thread = threading.Thread(target=build_slowly)
+    thread.start()
+    try:
+        assert begun.wait(60)
+        shop = Shop()
+        goal = step("c", x=step("b"))
+        realise(goal, store, tools_for, Watch(), recipe_of=shop.recipe_of)
+        assert shop.ran == ["b", "c"]
+        assert done == []
+    finally:
+        go_on.set()
+        thread.join()
+    assert done == ["a"]
 
 
 def test_waiting_says_who_builds(store: Store) -> None:

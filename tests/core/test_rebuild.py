@@ -73,6 +73,20 @@ def test_the_same_bytes_are_a_match(store: Store) -> None:
     assert list(store.layout.staging.iterdir()) == []
 
 
+def test_a_check_repairs_nothing(store: Store) -> None:
+    """It compares with what the store knows; a damaged file stays so, and is for verify to find."""
+    shop = Shop()
+    goal = step("b", x=step("a"))
+    done = realise(goal, store, tools_for, Watch(), recipe_of=shop.recipe_of)
+    path = store.object_path(done.object) / "text"
+    damaged = path.read_bytes()[::-1]
+    path.chmod(0o644)
+    path.write_bytes(damaged)
+    assert check(goal, store, tools_for, recipe_of=shop.recipe_of).outcome == "match"
+    assert path.read_bytes() == damaged
+    assert [found.name for found in verify(store, contents=True).damaged] == [done.object]
+
+
 def test_other_bytes_are_a_mismatch_with_the_files_named(store: Store) -> None:
     """Every kind of difference is said; both sides stay, and the record is not touched."""
 

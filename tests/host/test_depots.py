@@ -13,7 +13,9 @@ import pytest
 from tests.core.store.test_substitute import (  # noqa: F401 (the fixtures and tests that run here)
     other,
     store,
+    test_a_depot_that_is_all_wrong_costs_only_the_building,
     test_a_missing_blob_is_a_miss,
+    test_a_stranger_s_claim_does_not_stand_in_the_way,
     test_a_swapped_record_is_refused,
     test_claims_without_enough_trusted_signatures_are_refused,
     test_depots_that_disagree_are_not_overwritten,

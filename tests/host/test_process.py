@@ -268,6 +268,7 @@ def test_kill_9_of_the_guard_ends_the_program(level: Level, tmp_path: Path) -> N
     [
         (Limits(time_s=0.5), "while true; do echo x; sleep 0.1; done", "ran longer than 0.5 s"),
         (Limits(silence_s=0.5), "echo x; sleep 600", "said nothing for 0.5 s"),
+        (Limits(silence_s=0.5), "exec >&- 2>&-; sleep 600", "said nothing for 0.5 s"),
         (
             Limits(log_bytes=10_000),
             "while true; do echo xxxxxxxxxxxxxxxx; done",

@@ -200,6 +200,13 @@ def test_addresses_are_folders_or_http(tmp_path: Path) -> None:
     """Anything else is refused in words."""
     assert isinstance(depot_at(str(tmp_path)), Folder)
     assert isinstance(depot_at(f"file://{tmp_path}"), Folder)
+    for peculiar in ("a+b", "a b", "a%20b", "a#b?c=d"):
+        found = depot_at(str(tmp_path / peculiar))
+        assert isinstance(found, Folder)
+        assert found.root == tmp_path / peculiar
+    spaced = depot_at(f"file://{tmp_path}/a%20b")
+    assert isinstance(spaced, Folder)
+    assert spaced.root == tmp_path / "a b"
     depot = depot_at("https://depot.example/x/")
     assert isinstance(depot, HttpDepot)
     assert depot.label == "https://depot.example/x"

@@ -3,7 +3,8 @@
 The record of a step outlives its object, so that what was made from it is found again without
 making it again (early cutoff). It is of use as long as something was made from that content which
 is here, or whose own record is of use. Each record says what it was made from; where one that is
-of use does not (an earlier version wrote it), nothing is forgotten.
+of use does not (an earlier version wrote it), nothing is forgotten. Derivations go with the last
+record that leads to them.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
+from mmadmin.core.errors import InvalidDerivation, StoreCorrupt
 from mmadmin.core.store.layout import HEX_LENGTH
 from mmadmin.core.store.rows import inputs_from_text
 from mmadmin.core.store.store import Store
@@ -77,12 +79,50 @@ def _written(store: Store, key: str) -> float:
         return 0
 
 
-def forget(store: Store, keys: Iterable[str]) -> None:
+def loose_derivations(store: Store, forgotten: Iterable[str], before: float) -> list[str]:
+    """Digests of derivations that no record but the forgotten leads to; raises `StoreCorrupt`.
+
+    Left are those that were written at `before` or later. Empty when nothing is forgotten.
+    """
+    forgotten = set(forgotten)
+    if not forgotten:
+        return []
+    with store.index.snapshot() as index:
+        rows = index.execute("SELECT resolved_key, derivation FROM realisation").fetchall()
+    todo = [digest for key, digest in rows if key not in forgotten]
+    reached: set[str] = set()
+    while todo:
+        digest = todo.pop()
+        if digest not in reached:
+            reached.add(digest)
+            todo.extend(_inputs_of(store, digest))
+    files = store.layout.derivations.glob("*.json")
+    return sorted(
+        path.stem for path in files if path.stem not in reached and path.stat().st_mtime < before
+    )
+
+
+def _inputs_of(store: Store, digest: str) -> list[str]:
+    try:
+        row = store.derivation(digest)
+        return list(row["inputs"].values()) if row is not None else []
+    except (InvalidDerivation, TypeError, KeyError, AttributeError) as error:
+        raise StoreCorrupt(
+            f"the derivation {store.layout.derivation(digest)} is damaged",
+            remedy="move it away: it only tells how something was built",
+        ) from error
+
+
+def forget(store: Store, keys: Iterable[str], derivations: Iterable[str]) -> None:
     """Remove records; the caller holds builds off. If it is killed, the next one does the rest."""
+    derivations = list(derivations)
+    for digest in derivations:
+        store.layout.derivation(digest).unlink(missing_ok=True)
     gone = [(key,) for key in keys]
     for (key,) in gone:
         store.layout.realisation(key).unlink(missing_ok=True)
         store.after("realisation removed")
     with store.index.write() as index:
         index.executemany("DELETE FROM realisation WHERE resolved_key = ?", gone)
+        index.executemany("DELETE FROM derivation WHERE digest = ?", [(d,) for d in derivations])
     store.after("realisations forgotten")

@@ -22,10 +22,15 @@ from typing import Any
 from mmadmin.core.errors import DiskFull, StoreCorrupt
 from mmadmin.core.store.disk import BLOCK_BYTES
 from mmadmin.core.store.files import unlink_tree
-from mmadmin.core.store.forget import forget, useless
+from mmadmin.core.store.forget import forget, loose_derivations, useless
 from mmadmin.core.store.graph import BlobKey, Graph, Look, all_roots, read_graph
 from mmadmin.core.store.layout import is_sha256
-from mmadmin.core.store.leftovers import find_leftovers, last_links, remove_leftovers
+from mmadmin.core.store.leftovers import (
+    find_leftovers,
+    last_links,
+    remove_free_locks,
+    remove_leftovers,
+)
 from mmadmin.core.store.locks import WaitHook, file_lock, no_wait
 from mmadmin.core.store.records import Root
 from mmadmin.core.store.rows import remove_objects
@@ -146,15 +151,17 @@ def collect(
                 chosen = _choose(store, graph, dead, max_free_bytes)
                 blobs = _loose_blobs(store, without=set(chosen), recent=recent)
                 forgotten = _forgettable(store, graph, chosen, max_free_bytes, recent)
+                derivations = loose_derivations(store, forgotten, recent)
                 _remove_objects(store, chosen)
                 _remove_garbage(store)
-                forget(store, forgotten)
+                forget(store, forgotten, derivations)
             store.after("trashed")
             freed = _empty_trash(store)
             with file_lock(store.layout.lock("gc"), on_wait=on_wait):
                 blobs = _discard_unused(store, blobs)
             store.after("blobs trashed")
             leftovers, left_bytes = remove_leftovers(store, leftovers)
+            remove_free_locks(store)
             freed += _empty_trash(store) + left_bytes
     return Collected(
         dry_run=dry_run,

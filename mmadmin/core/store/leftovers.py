@@ -1,14 +1,14 @@
 """What work leaves behind, and when it is given up: logs, damaged files, unfinished downloads.
 
 What a killed step wrote in `staging/` is of no use to anybody and goes at once (`Store.sweep`);
-these may still be, for a time.
+these may still be, for a time. The files of locks that killed processes held go when they are free.
 """
 
 from __future__ import annotations
 
 import stat
 from collections.abc import Iterable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from mmadmin.core.store.disk import BLOCK_BYTES
@@ -50,6 +50,13 @@ def remove_leftovers(store: Store, paths: Iterable[Path]) -> tuple[list[Path], i
         except _Busy:
             continue
     return gone, freed
+
+
+def remove_free_locks(store: Store) -> None:
+    """Remove the files of locks that nobody holds; a holder that was killed leaves its file."""
+    for path in store.layout.locks.glob("*.lock"):
+        with suppress(_Busy), file_lock(path, on_wait=_give_up):
+            pass  # its last holder removes it
 
 
 class _Busy(Exception):

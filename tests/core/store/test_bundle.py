@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from mmadmin.core.builder import realise
+from mmadmin.core.canonical import canonical
 from mmadmin.core.errors import InvalidInput, NotFound, StoreCorrupt
 from mmadmin.core.planner import plan
 from mmadmin.core.store import Store
@@ -59,6 +60,23 @@ def test_an_object_without_history_travels_too(store: Store, other: Store, tmp_p
     bundle = import_bundle(other, tmp_path / "b")
     assert (bundle.records, bundle.graph) == ((), None)
     assert damage(other) == []
+
+
+def test_what_is_known_here_is_not_overruled(store: Store, other: Store, tmp_path: Path) -> None:
+    """An import tells what steps came out as where that is not known, and nowhere else."""
+    done = realise(goal(), store, tools_for, Watch(), recipe_of=Shop().recipe_of)
+    realise(goal(), other, tools_for, Watch(), recipe_of=Shop().recipe_of)
+    export_bundle(store, done.object, tmp_path / "b")
+    file = tmp_path / "b/bundle.json"
+    value = json.loads(file.read_text())
+    keys = [record["resolved_key"] for record in value["records"]]
+    before = [other.claim(key) for key in keys]
+    for record in value["records"]:
+        record["object"] = f"{'0' * 64}-forged"
+    file.write_bytes(canonical(value))
+    import_bundle(other, tmp_path / "b")
+    assert [other.claim(key) for key in keys] == before
+    assert None not in before
 
 
 def test_what_is_not_whole_is_refused(store: Store, other: Store, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from mmadmin.core.builder import RootClaim, realise
 from mmadmin.core.canonical import canonical
-from mmadmin.core.derivation import Derivation
+from mmadmin.core.derivation import Derivation, topological
 from mmadmin.core.errors import StoreCorrupt
 from mmadmin.core.planner import Outputs, plan
 from mmadmin.core.store import Realisation, Store
@@ -81,6 +81,37 @@ def test_what_leads_to_nothing_is_forgotten(store: Store) -> None:
     store.remove_root("g", "1")
     assert collect(store, look=nobody).realisations == 3
     assert remembered(store) == set()
+
+
+def test_derivations_go_with_the_last_record_that_leads_to_them(store: Store) -> None:
+    """What tells how a kept object was made stays, all the way down; the rest goes with its record."""
+    kept = step("kept", a=step("a", s=step("s")))
+    gone = step("gone", a=step("a", s=step("s")), b=step("b"))
+    build(store, kept, root="1")
+    build(store, gone)
+    collect(store, look=nobody)
+    left = {path.stem for path in store.layout.derivations.glob("*.json")}
+    assert left == {d.digest for d in topological(kept)}
+    store.reindex()
+    assert store.last_built("write", "b") is None
+    assert store.last_built("write", "a") == kept.inputs["a"].as_json()
+    store.remove_root("g", "1")
+    collect(store, look=nobody)
+    assert list(store.layout.derivations.glob("*.json")) == []
+
+
+def test_a_damaged_derivation_stops_it(store: Store) -> None:
+    """Nothing is freed until it is moved away."""
+    kept = step("kept", a=step("a"))
+    build(store, kept, root="1")
+    build(store, step("gone"))
+    store.layout.derivation(kept.digest).write_text("{")
+    with pytest.raises(StoreCorrupt, match="is damaged"):
+        collect(store, look=nobody)
+    assert {found.name[65:] for found in store.objects()} == {"kept", "a", "gone"}
+    store.layout.derivation(kept.digest).unlink()
+    collect(store, look=nobody)
+    assert {found.name[65:] for found in store.objects()} == {"kept"}
 
 
 def test_records_of_what_is_here_stay(store: Store) -> None:

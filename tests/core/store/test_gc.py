@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import random
 import signal
@@ -437,6 +438,47 @@ def test_sizes_tell_shared_from_own(store: Store) -> None:
         (110, 10),
         (100, 0),
     ]
+
+
+def test_a_store_that_nobody_needs_ends_empty(store: Store) -> None:
+    """Objects, records, blobs, derivations, locks: nothing at all is left of what was built."""
+    shop = Shop()
+    realise(step("b", x=step("a")), store, tools_for, Watch(), recipe_of=shop.recipe_of)
+
+    def killed() -> None:
+        mine = Store(store.root, floor_bytes=0)
+        with mine.lock("build-x"), mine.lease("x"):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    assert in_child(killed) == -signal.SIGKILL
+    assert (store.layout.locks / "build-x.lock").exists()
+    collect(store, look=nobody, leftover_s=0)
+    files = [path.name for path in store.root.rglob("*") if path.is_file()]
+    assert [name for name in files if not name.startswith("index.sqlite3")] == []
+
+
+def test_locks_that_someone_holds_are_left(store: Store) -> None:
+    """Only files that nobody holds go."""
+    with store.lock("build-x"):
+        collect(store, look=nobody)
+        with pytest.raises(BlockingIOError), (store.layout.locks / "build-x.lock").open() as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_garbage_between_the_objects_goes(store: Store) -> None:
+    """Whatever lies there without a row, whoever put it there; what is known stays as it is."""
+    kept = add(store, "kept", {"f": b"kept"})
+    store.add_root("pin", "p", kept.name, "")
+    (store.layout.objects / f"{'0' * 64}-half").mkdir()
+    (store.layout.objects / f"{'0' * 64}-half.json").write_text("{}")
+    (store.layout.objects / "something.lock").touch()
+    (store.layout.objects / "link").symlink_to(kept.path)
+    collect(store, look=nobody)
+    assert sorted(path.name for path in store.layout.objects.iterdir()) == [
+        kept.name,
+        f"{kept.name}.json",
+    ]
+    assert damage(store) == []
 
 
 def test_stale_downloads_are_given_up(store: Store) -> None:

@@ -230,6 +230,51 @@ def test_a_missing_blob_is_a_miss(store: Store, other: Store, depot: Watched) ->
     assert list(other.layout.staging.iterdir()) == []
 
 
+@pytest.mark.parametrize("what", ["bytes", "record"])
+def test_a_depot_that_is_all_wrong_costs_only_the_building(
+    store: Store, other: Store, depot: Watched, what: str
+) -> None:
+    """Where no other depot has it, what cannot be had whole is built here, and so is what needs it."""
+    fill(store, depot, ALICE)
+    for path in depot.hands.paths("blobs" if what == "bytes" else "objects"):
+        if what == "bytes":
+            depot.hands.replace(path, b"evil")
+        elif path.endswith("-model.json"):
+            depot.hands.remove(path)
+    shop = Shop()
+    substituter = Substituter(other, [depot], TRUST)
+    done = realise(
+        goal(), other, tools_for, Watch(), recipe_of=shop.recipe_of, substituter=substituter
+    )
+    assert "model" in shop.ran
+    assert other.closure(done.object) == store.closure(done.object)
+    assert damage(other) == []
+    assert list(other.layout.downloads.iterdir()) == []
+
+
+def test_a_stranger_s_claim_does_not_stand_in_the_way(
+    store: Store, other: Store, depot: Watched, tmp_path: Path
+) -> None:
+    """What the first depot claims without trust, the next may claim with it."""
+    fill(store, depot, EVE)
+    second = folder_depot(tmp_path / "second")
+    fill(store, second, ALICE)
+    shop = Shop()
+    substituter = Substituter(other, [depot, second], TRUST)
+    realise(goal(), other, tools_for, Watch(), recipe_of=shop.recipe_of, substituter=substituter)
+    assert shop.ran == []
+
+
+def test_another_key_under_a_trusted_name_does_not_count(store: Store, depot: Watched) -> None:
+    """A name is only a name: the signature must be by the key that is trusted."""
+    impostor = SigningKey.generate("alice")
+    fill(store, depot, impostor)
+    for claim in claims_in(depot):
+        assert TRUST.signers(claim) == []
+        with pytest.raises(Untrusted):
+            TRUST.check(claim)
+
+
 def test_two_wants_of_one_blob_are_one_transfer(store: Store, other: Store, depot: Watched) -> None:
     """Objects that share bytes, pulled at once, transfer them once."""
     one = add(store, "one", {"f": b"shared" * 1000})
