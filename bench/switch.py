@@ -1,11 +1,19 @@
-"""Activations and roll-backs under load, with the real engine: `make bench-switch`.
+"""Activations and roll-backs with the real engine: `make bench-switch`.
 
-A steady load of plain and streamed requests goes through the gate while two generations of the
-demo model follow each other: first beside each other (overlap), then one after the other (swap,
-where the gate holds requests). Counted are failed requests and answers that a generation still
-sent after it had drained; before that, without load, the time from the click on a roll-back to the
-first token of the generation that came back. Ends with 1 when a request failed, an answer came
-late, or a roll-back took more than 1.5 s beyond the engine's own loading.
+First, with nothing else to do, roll-backs: from the click to the first token of the generation
+that came back, less the engine's own loading (its process's start to its first healthy answer,
+seen by a watcher of its own every 5 ms). What is left is ours: the way to the worker, looking at
+closure and memory, start, proof, route, and the first token itself. Overlap and swap.
+
+Then a steady load of plain and streamed requests goes through the gate while two generations of the
+demo model follow each other: beside each other (overlap), and one after the other (swap, where the
+gate holds requests). Counted are failed requests, and answers that a generation still sent after it
+had drained.
+
+A table, and one line at the end; exit 1 names what falls short. The goal of a roll-back is 1.5 s,
+for the median; no single one may take more than twice that, which leaves room for what else a
+machine does. `--rounds`, `--quiet-rounds`, `--clients`, `--modes` shorten it; `--json FILE` keeps
+everything that was measured.
 """
 
 from __future__ import annotations
@@ -13,31 +21,55 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 import os
 import statistics
 import sys
 import tempfile
+import threading
 import time
-import urllib.request
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 
+from mmadmin.core.incarnation import start_time
 from mmadmin.host.engine_process import port_owner
 from tests.e2e.installation import CATALOG, Installation, installation
 from tests.support.engine import engine_store
 
 NAME = "smollm2-135m"
 OVERHEAD_S = 1.5
+"""What a roll-back may take beyond the engine's own loading; the median is held to it."""
+WORST_S = 2 * OVERHEAD_S
+"""And any single one to this."""
 LATE_S = 1.0
 """What a busy client may take to notice that an answer has ended."""
 PATIENCE_S = 600
+HEALTH_EVERY_S = 0.005
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One figure of the table, beside its limit where it has one."""
+
+    name: str
+    value: float
+    unit: str
+    limit: float | None = None
+    note: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """True when it holds."""
+        return self.limit is None or self.value <= self.limit
 
 
 @dataclass
@@ -119,7 +151,7 @@ class Switch:
     routed: float
     """When the gates were told to send requests to the target."""
     load_s: float
-    """From the engine's process to its first healthy answer."""
+    """From the start of the engine's process to its first healthy answer; nan = never seen."""
     phases: dict[str, float]
     """Seconds."""
 
@@ -158,7 +190,7 @@ class Records:
 
         self.actions, self.activations, self.deployments = actions, Activation, Deployment
         self.replicas = Replica
-        self.me = User.objects.filter(role="admin").first()
+        self.me = User.objects.filter(role="admin").earliest("pk")
 
     def live(self) -> int:
         """The live generation's number."""
@@ -172,15 +204,16 @@ class Records:
             started = self.actions.rollback(self.me, NAME, to=number, reason="bench")
         else:
             started = self.actions.activate(self.me, NAME, number, reason="bench")
-        load_s = 0.0
+        loading = Loading(lambda: self._port(started.pk))
+        loading.start()
         while True:
-            load_s = load_s or self._load_s(started.pk)
             row = self.activations.objects.get(pk=started.pk)
             if row.state not in ("queued", "running"):
                 break
             if time.time() - clicked > PATIENCE_S:
                 raise TimeoutError(f"activation {row.pk} hangs in {row.phase}")
             time.sleep(0.02)
+        loading.stop()
         seconds, drained, routed = phases_of(row)
         return Switch(
             mode,
@@ -190,23 +223,59 @@ class Records:
             clicked,
             drained,
             routed,
-            load_s,
+            loading.seconds,
             seconds,
         )
 
-    def _load_s(self, activation: int) -> float:
-        """How long the activation's new engine took to be healthy; 0 while it is not."""
-        replica = self.replicas.objects.filter(activation=activation).first()
-        if replica is None:
-            return 0.0
-        try:
-            address = f"http://127.0.0.1:{replica.port}/health"
-            with urllib.request.urlopen(address, timeout=5) as answer:
-                healthy = answer.status == 200
-            owner = port_owner(replica.port)
-        except OSError:
-            return 0.0
-        return time.time() - owner.started if healthy and owner else 0.0
+    def _port(self, activation: int) -> int | None:
+        """Where the activation's new engine sits, once it has a seat."""
+        found = self.replicas.objects.filter(activation=activation)
+        return found.values_list("port", flat=True).first()
+
+
+class Loading(threading.Thread):
+    """Watches one engine from its seat to its first healthy answer."""
+
+    def __init__(self, port: Callable[[], int | None]) -> None:
+        super().__init__(daemon=True)
+        self._port = port
+        self._stopped = threading.Event()
+        self.seconds = math.nan
+
+    def stop(self) -> None:
+        """Look no more."""
+        self._stopped.set()
+        self.join()
+
+    def run(self) -> None:
+        """Ask for its health until it has some."""
+        from django.db import connection  # noqa: PLC0415 (set up by now)
+
+        port = None
+        while port is None and not self._stopped.wait(HEALTH_EVERY_S):
+            port = self._port()
+        connection.close()
+        while port is not None and not self._stopped.wait(HEALTH_EVERY_S):
+            if not healthy(port):
+                continue
+            seen = time.clock_gettime(time.CLOCK_BOOTTIME)
+            owner = port_owner(port)
+            began = start_time(owner.pid) if owner else None
+            if began is not None:
+                self.seconds = seen - began / TICKS
+            return
+
+
+def healthy(port: int) -> bool:
+    """True when the engine there says so."""
+    connection = HTTPConnection("127.0.0.1", port, timeout=5)
+    try:
+        connection.request("GET", "/health")
+        return connection.getresponse().status == 200
+    except (OSError, HTTPException):
+        return False
+    finally:
+        connection.close()
 
 
 @contextmanager
@@ -250,11 +319,8 @@ async def under_load(
         for number, back in ((second, False), (first, True)):
             done = await asyncio.to_thread(records.switch, number, mode, back=back)
             switches.append(done)
-            print(
-                f"  {mode} {n + 1}/{options.rounds} → {done.target}: {done.state} "
-                f"{sum(done.phases.values()):.1f} s {done.phases}",
-                file=sys.stderr,
-            )
+            took = f"{sum(done.phases.values()):.1f} s {done.phases}"
+            say(f"{mode} {n + 1}/{options.rounds} → {done.target}: {done.state} {took}")
     load.stopping = True
     await running
     return switches, load.requests
@@ -274,54 +340,85 @@ def late_by_s(request: Request, switches: Sequence[Switch]) -> float:
 
 
 async def click_to_token(
-    site: Installation, records: Records, key: str, options: argparse.Namespace
+    site: Installation, records: Records, key: str, mode: str, rounds: int
 ) -> dict[str, Any]:
-    """Roll-backs with nothing else to do: from the click to the first token, beyond the load."""
+    """Roll-backs with nothing else to do: from the click to the first token, beyond the load.
+
+    In overlap small requests follow each other and the first that the target answers counts; in
+    swap the one that was held does. That one is plain: the head of a stream that had to wait does
+    not say who will answer.
+    """
     folder = Path(tempfile.mkdtemp(dir=site.home.root))
-    first = await asyncio.to_thread(deploy, site, folder, "overlap", "0.2", live=True)
-    second = await asyncio.to_thread(deploy, site, folder, "overlap", "0.3", live=False)
-    beyond, loads, backs = [], [], []
+    first = await asyncio.to_thread(deploy, site, folder, mode, "0.2", live=True)
+    second = await asyncio.to_thread(deploy, site, folder, mode, "0.3", live=False)
+    beyond, backs, failures = [], [], []
     async with aiohttp.ClientSession() as session:
-        for _ in range(options.quiet_rounds):
-            await asyncio.to_thread(records.switch, second, "overlap", back=False)
-            back = asyncio.create_task(
-                asyncio.to_thread(records.switch, first, "overlap", back=True)
-            )
+        for n in range(rounds):
+            await asyncio.to_thread(records.switch, second, mode, back=False)
+            back = asyncio.create_task(asyncio.to_thread(records.switch, first, mode, back=True))
             while True:
-                request = Request(time.time(), streamed=True)
+                request = Request(time.time(), streamed=mode == "overlap")
                 await ask(session, site.gate, key, request, tokens=1)
-                if request.generation == f"{NAME}/{first}":
+                if request.failure:
+                    failures.append(request.failure)
+                if request.generation == f"{NAME}/{first}" or back.done():
                     break
-                await asyncio.sleep(0.05)
+                await asyncio.sleep(0.02)
             done = await back
-            loads.append(done.load_s)
             backs.append(done)
             beyond.append(request.first - done.clicked - done.load_s)
+            say(f"quiet {mode} {n + 1}/{rounds}: load {done.load_s:.2f} s, ours {beyond[-1]:.2f} s")
     return {
-        "mode": "quiet",
-        "rollbacks": len(beyond),
-        "engine_load_s": round(statistics.median(loads), 2),
+        "mode": f"quiet {mode}",
+        "beyond_load_s": [round(seconds, 3) for seconds in beyond],
+        "engine_load_s": [round(switch.load_s, 3) for switch in backs],
         "phases_median_s": medians(backs),
-        "click_to_first_token_beyond_load_s": {
-            "median": round(statistics.median(beyond), 2),
-            "max": round(max(beyond), 2),
-        },
+        "failures": failures,
+        "not_succeeded": [asdict(switch) for switch in backs if switch.state != "succeeded"],
     }
+
+
+def quiet_rows(found: dict[str, Any]) -> list[Row]:
+    """The figures of roll-backs without load."""
+    name, beyond = found["mode"].removeprefix("quiet "), found["beyond_load_s"]
+    loads, of = statistics.median(found["engine_load_s"]), f"of {len(beyond)}"
+    broken = len(found["failures"]) + len(found["not_succeeded"])
+    head = f"click to first token, {name}"
+    return [
+        Row(f"{head}: engine loads", loads, "s", note=f"median {of}; not counted below"),
+        Row(f"{head}: median beyond", statistics.median(beyond), "s", OVERHEAD_S, of),
+        Row(f"{head}: p95 beyond", percentile(beyond, 95), "s", note=of),
+        Row(f"{head}: worst beyond", max(beyond), "s", WORST_S, of),
+        Row(f"{head}: failures", broken, "", 0),
+    ]
+
+
+def percentile(values: Sequence[float], percent: int) -> float:
+    """The smallest value that so many percent of them do not exceed."""
+    return sorted(values)[max(math.ceil(len(values) * percent / 100) - 1, 0)]
 
 
 def medians(switches: Sequence[Switch]) -> dict[str, float]:
     """The median seconds of each phase."""
+    names = dict.fromkeys(phase for switch in switches for phase in switch.phases)
     return {
-        phase: round(statistics.median(s.phases.get(phase, 0) for s in switches), 2)
-        for phase in switches[0].phases
+        name: round(statistics.median(s.phases[name] for s in switches if name in s.phases), 3)
+        for name in names
     }
 
 
+def held_s(switch: Switch) -> float:
+    """How long a swap's requests waited: from the hold to the flip's end."""
+    names = list(switch.phases)
+    first, last = names.index("hold"), names.index("flip")
+    return sum(switch.phases[name] for name in names[first : last + 1])
+
+
 def judge(mode: str, switches: Sequence[Switch], requests: Sequence[Request]) -> dict[str, Any]:
-    """The numbers of one mode."""
+    """The numbers of one mode under load."""
     failed = [r for r in requests if r.failure]
     late = [late_by_s(r, switches) for r in requests]
-    return {
+    found: dict[str, Any] = {
         "mode": mode,
         "switches": len(switches),
         "not_succeeded": [asdict(s) for s in switches if s.state != "succeeded"],
@@ -334,34 +431,84 @@ def judge(mode: str, switches: Sequence[Switch], requests: Sequence[Request]) ->
         "longest_request_s": round(max(r.ended - r.began for r in requests), 2),
         "phases_median_s": medians(switches),
     }
+    if mode == "swap":
+        holds = [(held_s(s), s.load_s) for s in switches if "flip" in s.phases]
+        found["first_hold_s"], found["first_hold_load_s"] = (round(x, 2) for x in holds[0])
+        found["later_hold_s"] = round(statistics.median(held for held, _ in holds[1:]), 2)
+        found["later_hold_load_s"] = round(statistics.median(load for _, load in holds[1:]), 2)
+    return found
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure; prints JSON."""
-    parser = argparse.ArgumentParser(prog="bench.switch", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=20, help="activations (and roll-backs)")
-    parser.add_argument("--clients", type=int, default=4)
-    parser.add_argument("--quiet-rounds", type=int, default=5, help="roll-backs without load")
-    parser.add_argument("--modes", nargs="*", default=["overlap", "swap"])
-    options = parser.parse_args(arguments)
-    results = []
+def loaded_rows(found: dict[str, Any]) -> list[Row]:
+    """The figures of one mode under load."""
+    head, switches = f"under load, {found['mode']}", f"of {found['switches']}"
+    requests = f"of {found['requests']}"
+    rows = [
+        Row(f"{head}: activations that failed", len(found["not_succeeded"]), "", 0, switches),
+        Row(f"{head}: requests that failed", found["failed"], "", 0, requests),
+        Row(f"{head}: answers after the drain", found["late_answers"], "", 0, requests),
+        Row(f"{head}: longest request", found["longest_request_s"], "s"),
+    ]
+    if found["mode"] == "swap":
+        for which in ("first", "later"):
+            load = f"of which the engine's loading {found[f'{which}_hold_load_s']:.2f}"
+            name = f"{head}: hold, {which} time proved"
+            rows.append(Row(name, found[f"{which}_hold_s"], "s", note=load))
+    return rows
+
+
+def say(line: str) -> None:
+    """How far it is."""
+    print(f"  {line}", file=sys.stderr, flush=True)
+
+
+def show(rows: Sequence[Row]) -> None:
+    """The table."""
+    for row in rows:
+        limit = "" if row.limit is None else f"(limit {row.limit:g})"
+        word = "    " if row.limit is None else "ok  " if row.ok else "MISS"
+        print(f"{word} {row.name:46} {row.value:9.2f} {row.unit:2} {limit:12} {row.note}")
+
+
+def measure(options: argparse.Namespace) -> tuple[list[dict[str, Any]], list[Row]]:
+    """Everything, one after the other."""
+    results: list[dict[str, Any]] = []
+    rows: list[Row] = []
     with site_up() as site:
         records = Records(site)
         key = site.key()
-        if options.quiet_rounds:
-            results.append(asyncio.run(click_to_token(site, records, key, options)))
-        for mode in options.modes:
+        for mode in options.modes if options.quiet_rounds else []:
+            quiet = click_to_token(site, records, key, mode, options.quiet_rounds)
+            results.append(asyncio.run(quiet))
+            rows += quiet_rows(results[-1])
+        for mode in options.modes if options.rounds else []:
             switches, requests = asyncio.run(under_load(site, records, key, mode, options))
             results.append(judge(mode, switches, requests))
-    print(json.dumps(results, indent=2))
-    loaded = [r for r in results if r["mode"] != "quiet"]
-    bad = any(r["failed"] or r["late_answers"] or r["not_succeeded"] for r in loaded)
-    slow = any(
-        r["click_to_first_token_beyond_load_s"]["median"] > OVERHEAD_S
-        for r in results
-        if r["mode"] == "quiet"
+            rows += loaded_rows(results[-1])
+    return results, rows
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, print the table, and end with one line."""
+    parser = argparse.ArgumentParser(prog="bench.switch", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=20, help="activations (and roll-backs)")
+    parser.add_argument("--clients", type=int, default=4)
+    parser.add_argument("--quiet-rounds", type=int, default=10, help="roll-backs without load")
+    parser.add_argument("--modes", nargs="*", default=["overlap", "swap"])
+    parser.add_argument("--json", type=Path, help="write all that was measured there")
+    options = parser.parse_args(arguments)
+    results, rows = measure(options)
+    show(rows)
+    if options.json:
+        data = {"results": results, "rows": [asdict(row) | {"ok": row.ok} for row in rows]}
+        options.json.write_text(json.dumps(data, indent=2), encoding="utf-8")
+    limits = [row for row in rows if row.limit is not None]
+    short = [f"{row.name} is {row.value:.2f}" for row in limits if not row.ok]
+    print(
+        f"bench-switch: {len(limits) - len(short)} of {len(limits)} figures hold"
+        + (f"; short: {', '.join(short)}" if short else "")
     )
-    return 1 if bad or slow else 0
+    return 1 if short else 0
 
 
 if __name__ == "__main__":

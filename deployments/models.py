@@ -514,6 +514,10 @@ class Replica(models.Model):
     """When the watch last asked it for a tiny completion."""
     failures = models.PositiveIntegerField(default=0)
     """Checks that failed in a row."""
+    work = models.CharField(max_length=64, blank=True)
+    """A mark of how far its requests were when the watch last looked; empty = none was in work."""
+    worked_at = models.DateTimeField(null=True, blank=True)
+    """When the watch last saw that mark change."""
     restarts = models.PositiveIntegerField(default=0)
     restarted_at = models.DateTimeField(null=True, blank=True)
     """By the watch, because it was not alive."""

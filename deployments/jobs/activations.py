@@ -11,6 +11,7 @@ Seats, processes and proofs of engines are in `engines`.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import timedelta
@@ -21,10 +22,11 @@ from django.utils import timezone
 
 from deployments import feed
 from deployments.jobs import gates, lease, states, trials
-from deployments.jobs.engines import Engines, Hands
+from deployments.jobs.engines import Engines, Hands, seat_of
 from deployments.jobs.recorder import Ended, Recorder
 from deployments.models import (
     Activation,
+    AlarmKind,
     Deployment,
     Generation,
     Replica,
@@ -58,6 +60,9 @@ log = logging.getLogger(__name__)
 
 FLIP_SEEN_S = 10
 """How long the gates get to take up a route; they also read it from the file."""
+ROOM_S = 20
+"""How long a probe that nothing waits for stands back behind the clients of the engine."""
+ROOM_POLL_S = 0.2
 FORWARD_ATTEMPTS = 3
 """A walk that lost its worker so often before the flip goes back."""
 
@@ -223,7 +228,7 @@ class Walker(Engines):
         target = self._target()
         with lease.fenced(self.activation):
             states.advance(target.pk, GenerationState.PROBING, **self._by())
-        self._show(target)
+        self._show(target, brief=self.activation.mode == Mode.SWAP)
 
     def _flip(self) -> None:
         """From here on the gates route to the target."""
@@ -251,7 +256,7 @@ class Walker(Engines):
         with lease.fenced(self.activation):
             self._old_drains(old)
         self._publish()
-        timeout_s = self._options().drain_timeout_s
+        timeout_s = 0 if self._has_fallen(old) else self._options().drain_timeout_s
         idle = gates.wait_idle(
             old.uid,
             self.activation.snapshot_version,
@@ -261,6 +266,12 @@ class Walker(Engines):
         self.recorder.log(
             f"{old.uid} is idle" if idle else f"{old.uid} is still busy after {timeout_s} s: cut"
         )
+
+    def _has_fallen(self, old: Generation) -> bool:
+        """True when the watch found it dead: its requests would never end."""
+        return self.deployment.alarms.filter(
+            generation=old, kind=AlarmKind.UNHEALTHY, cleared_at=None
+        ).exists()
 
     def _stop(self) -> None:
         """The old generation's engines end."""
@@ -281,6 +292,42 @@ class Walker(Engines):
                 only_from=(GenerationState.DRAINING,),
                 **self._by(),
             )
+
+    def _examine(self) -> None:
+        """What the probe left out, so that held requests did not wait for it.
+
+        The generation serves already: nothing that comes of it changes that.
+        """
+        target = self._target()
+        try:
+            replica = self._replica_of(target)
+            report = self.hands.ask_rest(
+                replica,
+                self.hands.launch(target, seat_of(replica)),
+                target.probe_report or {},
+                may_generate=lambda: self._has_room(replica),
+                on_progress=self.recorder.log,
+            )
+        except MmError as error:
+            self.recorder.log(f"not examined: {error.message}")
+        else:
+            self._keep_report(target, report)
+
+    def _has_room(self, replica: Replica) -> bool:
+        """Whether its clients leave a slot free; waits a little for one, but not past a cancel."""
+        deadline = time.monotonic() + ROOM_S
+        while True:
+            asked = Activation.objects.filter(
+                pk=self.activation.pk, cancel_requested_at__isnull=False
+            )
+            view = gates.look()
+            if asked.exists() or view is None:
+                return False
+            if view.inflight.get(replica.generation.uid, 0) < replica.slots:
+                return True
+            if time.monotonic() > deadline:
+                return False
+            self.recorder.wait(ROOM_POLL_S)
 
     # --- phases of the way back
 

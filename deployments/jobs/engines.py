@@ -69,13 +69,27 @@ class Hands(Protocol):
         wanted: ActivationSpec | None,
         deadline_s: int,
         parent_report: Mapping[str, Any] | None,
+        brief: bool,
         on_progress: Callable[[str], None],
         check: Callable[[], None],
     ) -> Mapping[str, Any]:
         """Wait until the engine has proved itself; returns the probe report.
 
         Without `wanted` only that it is the right one and answers: it has shown the rest before.
+        A `brief` report lacks the rows that decide nothing.
         """
+        ...
+
+    def ask_rest(
+        self,
+        replica: Replica,
+        launch: LaunchSpec,
+        report: Mapping[str, Any],
+        *,
+        may_generate: Callable[[], bool],
+        on_progress: Callable[[str], None],
+    ) -> Mapping[str, Any]:
+        """The report with the rows that it lacks, asked of the engine while it serves."""
         ...
 
     def process(self, replica: Replica) -> Incarnation | None:
@@ -170,7 +184,7 @@ class Engines:
             remedy="stop what listens there, or set MM_ENGINE_PORTS_FROM",
         )
 
-    def _show(self, generation: Generation) -> None:
+    def _show(self, generation: Generation, *, brief: bool = False) -> None:
         """The engine shows that it is what it should be; what it showed once is not asked again."""
         replica = self._replica_of(generation)
         if (generation.probe_report or {}).get("ok"):  # it does not change: what it showed holds
@@ -178,7 +192,7 @@ class Engines:
             return
         wanted = parse_spec(generation.spec_toml).activation
         try:
-            report = self._prove(replica, generation, wanted=wanted)
+            report = self._prove(replica, generation, wanted=wanted, brief=brief)
         except ProbeFailed as error:
             if (failed := error.details.pop("report", None)) is not None:
                 self._keep_report(generation, failed)
@@ -188,9 +202,15 @@ class Engines:
     def _keep_report(self, generation: Generation, report: Mapping[str, Any]) -> None:
         with lease.fenced(self.recorder.job):
             Generation.objects.filter(pk=generation.pk).update(probe_report=report)
+        generation.probe_report = dict(report)
 
     def _prove(
-        self, replica: Replica, generation: Generation, *, wanted: ActivationSpec | None
+        self,
+        replica: Replica,
+        generation: Generation,
+        *,
+        wanted: ActivationSpec | None,
+        brief: bool = False,
     ) -> Mapping[str, Any]:
         launch = self.hands.launch(generation, seat_of(replica))
         Replica.objects.filter(pk=replica.pk, state=ReplicaState.STARTING).update(
@@ -202,6 +222,7 @@ class Engines:
                 launch,
                 wanted=wanted,
                 parent_report=self._parent_report(),
+                brief=brief,
                 deadline_s=self._load_deadline_s(generation),
                 on_progress=self.recorder.log,
                 check=self.recorder.check,

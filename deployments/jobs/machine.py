@@ -41,7 +41,7 @@ from mmadmin.host.doctor import Patient, run_checks
 from mmadmin.host.drift import drift
 from mmadmin.host.facts import host_facts
 from mmadmin.host.hub import Hub
-from mmadmin.host.probe import liveness, prove
+from mmadmin.host.probe import ask_rest, liveness, prove, work
 from mmadmin.host.readiness import wait_ready
 from mmadmin.host.resolve import resolve
 from mmadmin.host.substitute import open_substituter
@@ -166,8 +166,13 @@ class Machine:
         return read_system(self.store().object_path(generation.system))
 
     def preflight(self, generation: Generation) -> None:
-        """Raise unless every object of the closure is here and intact."""
+        """Raise unless every object of the closure is here and intact, and the engine can run.
+
+        The engine is asked for its options here already: a swap stops the old one before it starts
+        the new one.
+        """
         require_intact(self.store(), generation.system)
+        engine_process.check_command(self.launch(generation, Seat(host="127.0.0.1", port=1)))
 
     def beside(self, generation: Generation, running: Replica | None) -> Beside:
         """Whether there is memory for it now, beside or instead of what runs."""
@@ -213,6 +218,7 @@ class Machine:
         wanted: ActivationSpec | None,
         deadline_s: int,
         parent_report: Mapping[str, Any] | None,
+        brief: bool,
         on_progress: Callable[[str], None],
         check: Callable[[], None],
     ) -> Mapping[str, Any]:
@@ -236,10 +242,24 @@ class Machine:
             wanted=wanted,
             deadline_s=deadline_s,
             parent_report=parent_report,
+            brief=brief,
             on_progress=on_progress,
             check=check,
         )
         return report.as_json() | {"memory": self._memory(replica)}
+
+    def ask_rest(
+        self,
+        replica: Replica,
+        launch: LaunchSpec,
+        report: Mapping[str, Any],
+        *,
+        may_generate: Callable[[], bool],
+        on_progress: Callable[[str], None],
+    ) -> Mapping[str, Any]:
+        """The report with the rows that it lacks, asked of the engine while it serves."""
+        secret = self.secret(replica)
+        return ask_rest(launch, secret, report, may_generate=may_generate, on_progress=on_progress)
 
     def _memory(self, replica: Replica) -> list[dict[str, Json]]:
         """Predicted beside measured memory of a running engine; empty where it cannot be told."""
@@ -278,6 +298,10 @@ class Machine:
     def alive(self, replica: Replica, launch: LaunchSpec) -> None:
         """Raise `Unreachable` unless a tiny completion comes back in time."""
         liveness(launch, self.secret(replica))
+
+    def work(self, replica: Replica, launch: LaunchSpec) -> str | None:
+        """A mark of how far the engine's requests are; empty = none is in work, None = not told."""
+        return work(launch, self.secret(replica))
 
     def restart(self, replica: Replica, launch: LaunchSpec) -> None:
         """End the engine and start it again in its seat."""

@@ -2,9 +2,12 @@
 
 - an engine that no live generation and no activation wants is ended
 - a live engine that differs from its plan (drift) raises an alarm, until it does not
-- a live engine that is not alive, by a tiny completion when no traffic shows it, is restarted with
-  growing pauses; when it fell soon after it went live, the deployment goes back by itself to the
-  generation before (unless that is switched off)
+- a live engine that is not alive is restarted with growing pauses; when it fell soon after it went
+  live, the deployment goes back by itself to the generation before (unless that is switched off)
+
+Alive is who works off requests. With some in work, the engine's own counters must move within
+`activation.stall_s`, whether or not clients wait; a tiny completion would stand behind them in the
+line. With none, and no traffic that went well just now, a tiny completion must come back.
 
 An alarm is never edited: it is raised, and later cleared.
 """
@@ -54,6 +57,8 @@ PAUSE_S = 30
 """After a restart, doubled with each one."""
 PAUSE_MAX_S = 1800
 LIVENESS = "liveness"
+SILENT = "silent"
+"""Instead of a mark, of an engine that does not say how far it is while its clients wait."""
 
 
 class Hands(Protocol):
@@ -73,6 +78,13 @@ class Hands(Protocol):
 
     def alive(self, replica: Replica, launch: LaunchSpec) -> None:
         """Raise `Unreachable` unless a tiny completion comes back in time."""
+        ...
+
+    def work(self, replica: Replica, launch: LaunchSpec) -> str | None:
+        """A mark of how far the engine's requests are; empty = none is in work, None = not told.
+
+        Raises `Unreachable` without an answer.
+        """
         ...
 
     def restart(self, replica: Replica, launch: LaunchSpec) -> None:
@@ -127,21 +139,66 @@ def _look_at(replica: Replica, hands: Hands, view: gates.GateView | None) -> Non
     _note_drift(replica, hands.drift(replica, launch))
     if process is None:
         _not_alive(replica, launch, hands, "its process does not run")
-    elif _is_due(replica, view):
-        try:
-            hands.alive(replica, launch)
-        except Unreachable as error:
-            _not_alive(replica, launch, hands, error.message)
-        else:
+        return
+    clients = None if view is None else view.inflight.get(replica.generation.uid, 0) > 0
+    if clients is False:
+        _forget_work(replica)
+    if not clients and not _is_due(replica):
+        return
+    mark = _work(replica, launch, hands, clients=bool(clients))
+    if mark:
+        _judge_work(replica, launch, hands, mark)
+    elif mark is not None or not clients:  # who has some and does not tell is asked afterwards
+        _ask(replica, launch, hands)
+
+
+def _work(replica: Replica, launch: LaunchSpec, hands: Hands, *, clients: bool) -> str | None:
+    """What the engine has in work; one that is silent although clients wait has moved nothing."""
+    try:
+        return hands.work(replica, launch)
+    except Unreachable:
+        return (replica.work or SILENT) if clients else ""
+
+
+def _judge_work(replica: Replica, launch: LaunchSpec, hands: Hands, mark: str) -> None:
+    """Whether anything has moved since the last look, or lately enough.
+
+    A verdict counts like any failed check, so that it takes two looks: a clock that jumps convicts
+    nobody.
+    """
+    now = timezone.now()
+    if mark != replica.work or replica.worked_at is None:
+        Replica.objects.filter(pk=replica.pk).update(work=mark, worked_at=now)
+        if replica.work not in ("", SILENT):
             _is_alive(replica)
+        return
+    stall_s = parse_spec(replica.generation.spec_toml).activation.stall_s
+    if stall_s and now - replica.worked_at >= timedelta(seconds=stall_s):
+        words = f"nothing of what it has in work has moved for {stall_s} s"
+        _not_alive(replica, launch, hands, words)
 
 
-def _is_due(replica: Replica, view: gates.GateView | None) -> bool:
+def _forget_work(replica: Replica) -> None:
+    """What it had in work is done."""
+    if replica.worked_at is not None:
+        Replica.objects.filter(pk=replica.pk).update(work="", worked_at=None)
+        replica.work, replica.worked_at = "", None
+
+
+def _ask(replica: Replica, launch: LaunchSpec, hands: Hands) -> None:
+    """A tiny completion."""
+    _forget_work(replica)
+    try:
+        hands.alive(replica, launch)
+    except Unreachable as error:
+        _not_alive(replica, launch, hands, error.message)
+    else:
+        _is_alive(replica)
+
+
+def _is_due(replica: Replica) -> bool:
     """True when nothing else shows that the engine lives, and it was not asked just now."""
     now = timezone.now()
-    uid = replica.generation.uid
-    if view is not None and view.inflight.get(uid):
-        return False  # it works, or its clients will leave: then it is asked
     if replica.failures:
         return True
     if replica.checked_at and replica.checked_at > now - timedelta(seconds=CHECK_EVERY_S):
@@ -173,7 +230,7 @@ def _not_alive(replica: Replica, launch: LaunchSpec, hands: Hands, words: str) -
         return
     log.warning("%s is not alive (%s): restarting it", replica.uid, words)
     Replica.objects.filter(pk=replica.pk).update(
-        restarts=replica.restarts + 1, restarted_at=now, failures=0
+        restarts=replica.restarts + 1, restarted_at=now, failures=0, work="", worked_at=None
     )
     hands.restart(replica, launch)
 

@@ -1,7 +1,7 @@
 """How a generation goes live and back: the order of phases, as one pure table.
 
     overlap  preflight → start → probe → flip → drain → stop → retire
-    swap     preflight → hold → drain → stop → start → probe → flip → retire
+    swap     preflight → hold → drain → stop → start → probe → flip → retire → examine
     stop     flip → drain → stop → retire
     way back unstart, and after a swap that had taken the old one down: restart → reprobe → reopen
 
@@ -9,6 +9,10 @@ A phase is written down before it begins and is repeatable: whoever finds the re
 does the written phase again and goes on from there. Until the flip a failure or a cancellation
 leads to the way back; after it the walk can only be finished. Doing the phases is the job's work
 (effects), deciding what comes next is here.
+
+In a swap requests wait for the probe, so it asks only what decides or what traffic would spoil; the
+other rows follow in examine, when the requests have gone on. In an overlap nobody waits, and all
+rows come before the flip.
 """
 
 from __future__ import annotations
@@ -30,6 +34,7 @@ class Phase(StrEnum):
     DRAIN = "drain"
     STOP = "stop"
     RETIRE = "retire"
+    EXAMINE = "examine"
     UNSTART = "unstart"
     RESTART = "restart"
     REPROBE = "reprobe"
@@ -53,7 +58,10 @@ class Mode(StrEnum):
 
 _P = Phase
 OVERLAP = (_P.PREFLIGHT, _P.START, _P.PROBE, _P.FLIP, _P.DRAIN, _P.STOP, _P.RETIRE)
-SWAP = (_P.PREFLIGHT, _P.HOLD, _P.DRAIN, _P.STOP, _P.START, _P.PROBE, _P.FLIP, _P.RETIRE)
+SWAP = (
+    *(_P.PREFLIGHT, _P.HOLD, _P.DRAIN, _P.STOP),
+    *(_P.START, _P.PROBE, _P.FLIP, _P.RETIRE, _P.EXAMINE),
+)
 STOP = (_P.FLIP, _P.DRAIN, _P.STOP, _P.RETIRE)
 BACK_OVERLAP = (_P.UNSTART,)
 BACK_SWAP = (_P.UNSTART, _P.RESTART, _P.REPROBE, _P.REOPEN)
@@ -67,6 +75,7 @@ WORDS: dict[Phase, str] = {
     _P.DRAIN: "the old generation finishes its requests",
     _P.STOP: "ending the old engine",
     _P.RETIRE: "the old generation is kept in the store",
+    _P.EXAMINE: "asking the probes that nothing had to wait for",
     _P.UNSTART: "ending the engine that failed",
     _P.RESTART: "starting the old engine again",
     _P.REPROBE: "loading and proving the old engine",

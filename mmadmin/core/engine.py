@@ -86,6 +86,8 @@ class Probe:
     """The model file that the engine must say it serves; empty = not checked."""
     template_path: str = ""
     """The chat template file whose text the engine must say it uses; empty = not checked."""
+    work_path: str = ""
+    """Where it tells how far its requests are; empty = it does not."""
     task: Literal["completion", "embedding", "rerank"] = "completion"
     """What it is for, and what the last probe asks."""
 

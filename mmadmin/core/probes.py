@@ -16,6 +16,11 @@ REPORT_FORMAT = 1
 TEMPLATE_PREFIX = "template."
 ALWAYS_REQUIRED: tuple[str, ...] = ("identity", "secret", "context", "completion")
 
+MEASURING: tuple[str, ...] = ("stream", "speed")
+"""Rows that measure: only an engine without other requests answers them truly."""
+GENERATING: tuple[str, ...] = ("reasoning", "tool-call")
+"""Rows that may generate hundreds of tokens."""
+
 PROBE_ROWS: Mapping[str, str] = {
     "identity": "the process owns its port, and alias and model file are this generation's",
     "secret": "a wrong secret is refused with 401",

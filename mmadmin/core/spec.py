@@ -108,6 +108,7 @@ class ActivationSpec:
     mode: str = "auto"
     auto_rollback: bool = True
     watch_window_s: int = 600
+    stall_s: int = 300
     drain_timeout_s: int = 300
     hold_s: int = 180
     load_deadline_s: int = 0

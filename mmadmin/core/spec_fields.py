@@ -387,6 +387,17 @@ ACTIVATION_FIELDS: tuple[Field, ...] = (
         unit="seconds",
     ),
     Field(
+        "stall_s",
+        "integer",
+        "How long an engine with requests in work may make no progress with any of them before it "
+        "counts as dead, though its clients stay. Above what a batch of prompt tokens takes here. "
+        "0: for ever.",
+        default=300,
+        minimum=0,
+        maximum=86400,
+        unit="seconds",
+    ),
+    Field(
         "drain_timeout_s",
         "integer",
         "How long running requests of the old generation may go on before they are cut.",

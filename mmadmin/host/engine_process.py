@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from threading import Timer
 
@@ -188,15 +189,28 @@ def check_command(launch: LaunchSpec) -> None:
     """
     if not launch.help_argv:
         return
+    known = _options(tuple(launch.help_argv), tuple(sorted(launch.env.items())))
+    unknown = [word for word in launch.argv if word.startswith("--") and word not in known]
+    if unknown:
+        raise InvalidSpec(
+            f"serve: this build of the engine has no option {', '.join(unknown)}",
+            remedy="remove it, or choose an engine version that has it",
+            field="serve",
+        )
+
+
+@lru_cache(maxsize=32)
+def _options(help_argv: tuple[str, ...], env: tuple[tuple[str, str], ...]) -> frozenset[str]:
+    """The options of a build, which lies in the store and does not change."""
     try:
         done = subprocess.run(
-            list(launch.help_argv),
+            list(help_argv),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             errors="replace",
             # No GPU is woken for a list of options: that alone can take seconds.
-            env={"PATH": os.environ.get("PATH", ""), **launch.env, "CUDA_VISIBLE_DEVICES": ""},
+            env={"PATH": os.environ.get("PATH", ""), **dict(env), "CUDA_VISIBLE_DEVICES": ""},
             timeout=HELP_S,
             check=False,
         )
@@ -210,14 +224,7 @@ def check_command(launch: LaunchSpec) -> None:
             remedy="build the engine on this host; for a GPU build, check the driver",
             probe="command",
         )
-    known = set(_OPTION.findall(done.stdout))
-    unknown = [word for word in launch.argv if word.startswith("--") and word not in known]
-    if unknown:
-        raise InvalidSpec(
-            f"serve: this build of the engine has no option {', '.join(unknown)}",
-            remedy="remove it, or choose an engine version that has it",
-            field="serve",
-        )
+    return frozenset(_OPTION.findall(done.stdout))
 
 
 def program_spec(

@@ -4,6 +4,10 @@
 a deadline of its own, no row stops the others, and the report says of each what was seen. A row
 that the deployment file requires and that does not pass refuses the generation. The engine's own
 `/apply-template` is asked for the template rows: it is the authority on what clients will get.
+
+Where requests wait for the proof (a swap), it is brief: the rows that decide, and those that
+measure, which traffic would spoil; together some fifty tokens. The others, up to 640 tokens, are
+asked by `ask_rest` once the generation serves; they decide nothing, so nothing is lost.
 """
 
 from __future__ import annotations
@@ -11,7 +15,8 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from hashlib import sha256
 from typing import Any, Literal
 
 import httpx
@@ -19,7 +24,15 @@ import httpx
 from mmadmin.core.engine import LaunchSpec
 from mmadmin.core.errors import ProbeFailed, Unreachable
 from mmadmin.core.home import Home
-from mmadmin.core.probes import ALWAYS_REQUIRED, PROBE_ROWS, TEMPLATE_PREFIX, ProbeReport, ProbeRow
+from mmadmin.core.probes import (
+    ALWAYS_REQUIRED,
+    GENERATING,
+    MEASURING,
+    PROBE_ROWS,
+    TEMPLATE_PREFIX,
+    ProbeReport,
+    ProbeRow,
+)
 from mmadmin.core.spec import ActivationSpec
 from mmadmin.core.templates import conversations, problem_of
 from mmadmin.host.readiness import EngineClient, Ready, tiny_completion, wait_ready
@@ -100,13 +113,15 @@ def run_probes(
     ready: Ready,
     *,
     required: Collection[str] = (),
+    brief: bool = False,
     slowest_milli: int = 0,
     on_progress: Callable[[str], None] = _silent,
     check: Callable[[], None] = _go_on,
 ) -> ProbeReport:
     """Ask every row and report. Blocking, may be called again; leaves nothing in the engine.
 
-    `required` are row names that must pass besides the four that `wait_ready` has proved;
+    `required` are row names that must pass besides the four that `wait_ready` has proved; a
+    `brief` report has no more than these and the measuring ones.
     `slowest_milli` is the generation speed (thousandths of a token a second) that the `speed` row
     asks for, 0 = any. `check` is called before each row and may raise to end it.
     """
@@ -114,7 +129,7 @@ def run_probes(
         session = _Session(client, launch, frozenset(required), slowest_milli)
         rows = _proved(ready)
         for name in PROBE_ROWS:
-            if name in ALWAYS_REQUIRED:
+            if name in ALWAYS_REQUIRED or (brief and name not in {*required, *MEASURING}):
                 continue
             check()
             row = _ask(session, name)
@@ -134,13 +149,15 @@ def prove(
     wanted: ActivationSpec,
     deadline_s: float | None = None,
     parent_report: Mapping[str, Any] | None = None,
+    brief: bool = False,
     on_progress: Callable[[str], None] = _silent,
     check: Callable[[], None] = _go_on,
 ) -> ProbeReport:
-    """Everything before the flip: wait until it is ready and the right one, ask every row.
+    """Everything before the flip: wait until it is ready and the right one, ask the rows.
 
     `wanted` is the deployment file's `[activation]`; `parent_report` the report of the generation
-    that is replaced, for the speed floor. Raises `ProbeFailed`, with the report where there is one.
+    that is replaced, for the speed floor; `brief` leaves the rows out that `ask_rest` asks.
+    Raises `ProbeFailed`, with the report where there is one.
     """
     ready = wait_ready(
         home, uid, launch, secret, deadline_s=deadline_s, on_progress=on_progress, check=check
@@ -151,12 +168,42 @@ def prove(
         secret,
         ready,
         required={*wanted.required_probes, *(["speed"] if floor else [])},
+        brief=brief,
         slowest_milli=floor,
         on_progress=on_progress,
         check=check,
     )
     require(report)
     return report
+
+
+def ask_rest(
+    launch: LaunchSpec,
+    secret: str,
+    report: Mapping[str, Any],
+    *,
+    may_generate: Callable[[], bool],
+    on_progress: Callable[[str], None] = _silent,
+) -> dict[str, Any]:
+    """A brief report with the rows that it lacks, of an engine that serves. Blocking.
+
+    Clients come first: before a row that generates, `may_generate` is asked (it may block), and a
+    row for which there was no room says so. Raises nothing of the engine's: that is in the rows.
+    """
+    rows = {row["name"]: row for row in report["rows"]}
+    with EngineClient(launch, secret) as client:
+        session = _Session(client, launch, frozenset(), 0)
+        for name in PROBE_ROWS:
+            if name in rows:
+                continue
+            if name in GENERATING and not may_generate():
+                row = ProbeRow(name, "skipped", "its clients needed the engine", required=False)
+            else:
+                row = _ask(session, name)
+            rows[name] = asdict(row)
+            if row.state == "failed":
+                on_progress(f"{name}: {row.words}")
+    return {**report, "rows": [rows[name] for name in PROBE_ROWS if name in rows]}
 
 
 def require(report: ProbeReport) -> None:
@@ -189,6 +236,35 @@ def liveness(launch: LaunchSpec, secret: str, *, timeout_s: float = LIVENESS_S) 
                 f"the engine does not answer: {error or type(error).__name__}",
                 remedy="restart it",
             ) from error
+
+
+def work(launch: LaunchSpec, secret: str) -> str | None:
+    """A mark of how far the engine's requests are: it changes while any of them makes progress.
+
+    Empty = none is in work; None = this engine does not tell. Raises `Unreachable` without an
+    answer. A dead engine may well answer: then its mark stays as it is.
+    """
+    if not launch.probe.work_path:
+        return None
+    with EngineClient(launch, secret) as client:
+        try:
+            answer = client.get(launch.probe.work_path)
+        except httpx.HTTPError as error:
+            raise Unreachable(
+                f"the engine does not answer: {error or type(error).__name__}",
+                remedy="restart it",
+            ) from error
+    if answer.status_code != _OK:
+        return None
+    try:
+        busy = [
+            {name: value for name, value in slot.items() if name != "params"}
+            for slot in answer.json()
+            if slot["is_processing"]
+        ]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return sha256(json.dumps(busy, sort_keys=True).encode()).hexdigest() if busy else ""
 
 
 def _proved(ready: Ready) -> list[ProbeRow]:

@@ -151,7 +151,7 @@ def test_the_orders_are_those_of_the_book():
         "preflight", "start", "probe", "flip", "drain", "stop", "retire",
     ]  # fmt: skip
     assert walked(Kind.ROLLBACK, Mode.SWAP) == [
-        "preflight", "hold", "drain", "stop", "start", "probe", "flip", "retire",
+        "preflight", "hold", "drain", "stop", "start", "probe", "flip", "retire", "examine",
     ]  # fmt: skip
     assert walked(Kind.STOP, Mode.OVERLAP) == ["flip", "drain", "stop", "retire"]
     assert set(WORDS) == set(Phase)

@@ -263,6 +263,7 @@ class ToyMachine:
         wanted: ActivationSpec | None,
         deadline_s: int,
         parent_report: Mapping[str, Any] | None,
+        brief: bool,
         on_progress: Callable[[str], None],
         check: Callable[[], None],
     ) -> Mapping[str, Any]:
@@ -276,7 +277,21 @@ class ToyMachine:
                 remedy="read its log",
                 report={"completion": "none"},
             )
-        return {"ok": True, "whole": wanted is not None}
+        return {"ok": True, "whole": wanted is not None and not brief}
+
+    def ask_rest(
+        self,
+        replica: Replica,
+        launch: LaunchSpec,
+        report: Mapping[str, Any],
+        *,
+        may_generate: Callable[[], bool],
+        on_progress: Callable[[str], None],
+    ) -> Mapping[str, Any]:
+        self._act("ask-rest", replica.uid)
+        if replica.generation.uid in told("ask-rest-fails", []):
+            raise MmError("its launch file is gone")
+        return {**report, "whole": may_generate()}
 
     def process(self, replica: Replica) -> Incarnation | None:
         return PROCESS if replica.uid in told("engines", {}) else None
@@ -285,6 +300,12 @@ class ToyMachine:
         note(f"alive {replica.uid}")
         if replica.generation.uid in told("hangs", []):
             raise Unreachable("the engine does not answer: timeout")
+
+    def work(self, replica: Replica, launch: LaunchSpec) -> str | None:
+        mark = told("work", "")
+        if mark == "unreachable":
+            raise Unreachable("the engine does not answer: timeout")
+        return mark
 
     def restart(self, replica: Replica, launch: LaunchSpec) -> None:
         self._act("restart", replica.uid)

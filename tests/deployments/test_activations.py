@@ -12,8 +12,15 @@ import pytest
 from django.db import connections
 
 from deployments import actions, feed, tasks
-from deployments.jobs import gates, recorder, watch
-from deployments.models import Activation, Deployment, Generation, Replica
+from deployments.jobs import activations, gates, recorder, watch
+from deployments.models import (
+    Activation,
+    Alarm,
+    AlarmKind,
+    Deployment,
+    Generation,
+    Replica,
+)
 from mmadmin.core.errors import Conflict
 from mmadmin.core.lifecycle import GenerationState, JobState
 from mmadmin.core.snapshot import SNAPSHOT_KEY, snapshot_from_json
@@ -185,6 +192,84 @@ def test_swap_holds_while_there_is_no_engine(people: People, gate: Gate, publish
     stopped = machines.done().index(next(w for w in machines.done() if w.startswith("stop ")))
     started = [n for n, w in enumerate(machines.done()) if w.startswith("start smol.2")]
     assert stopped < started[0]
+
+
+def test_a_swap_asks_what_decides_and_the_rest_once_it_serves(people: People, gate: Gate) -> None:
+    """Held requests go on before the probes that decide nothing are asked."""
+    built(people)
+    go(people, 1)
+    built(people, 4096)
+    machines.tell("room", "swap")
+    machines.tell("hold", ["ask-rest"])
+    activation = actions.activate(people.bob, "smol", 2, reason="go")
+    thread = threading.Thread(target=_in_thread, args=(activation.pk,))
+    thread.start()
+    until(lambda: Activation.objects.get(pk=activation.pk).phase == "examine")
+    until(lambda: gate.routes[-1] == ("open", 2, 1))
+    assert (live(), states()) == (2, ["retired", "live"])
+    assert Generation.objects.get(number=2).probe_report == {"ok": True, "whole": False}
+    machines.tell("hold", [])
+    thread.join()
+    activation.refresh_from_db()
+    assert activation.state == JobState.SUCCEEDED
+    assert Generation.objects.get(number=2).probe_report == {"ok": True, "whole": True}
+
+
+def test_probes_stand_back_behind_clients_and_a_cancel(
+    people: People, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While clients have every slot nothing is generated for us; a cancel ends the waiting only."""
+    monkeypatch.setattr(activations, "ROOM_S", 3600)
+    built(people)
+    go(people, 1)
+    built(people, 4096)
+    machines.tell("room", "swap")
+    gate.inflight["smol/2"] = 1
+    activation = actions.activate(people.bob, "smol", 2, reason="go")
+    thread = threading.Thread(target=_in_thread, args=(activation.pk,))
+    thread.start()
+    until(lambda: Activation.objects.get(pk=activation.pk).phase == "examine")
+    actions.cancel_activation(people.bob, activation.pk)
+    thread.join()
+    activation.refresh_from_db()
+    assert (activation.state, live()) == ("succeeded", 2)
+    assert Generation.objects.get(number=2).probe_report == {"ok": True, "whole": False}
+
+
+def test_what_comes_after_the_flip_fails_nothing(people: People, gate: Gate) -> None:
+    """The rest of the probes cannot be asked: the generation serves all the same."""
+    built(people)
+    go(people, 1)
+    built(people, 4096)
+    machines.tell("room", "swap")
+    machines.tell("ask-rest-fails", ["smol/2"])
+    activation = go(people, 2)
+    assert (activation.state, live()) == ("succeeded", 2)
+    assert "not examined: its launch file is gone" in said(activation)
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_a_dead_engine_is_not_waited_for(people: People, gate: Gate, fits: bool) -> None:
+    """What the watch found dead never ends its requests: they are cut, not drained."""
+    built(people)
+    go(people, 1)
+    built(people, 4096)
+    go(people, 2)
+    gate.inflight["smol/2"] = 1
+    machines.tell("room", "overlap" if fits else "swap")
+    deployment = Deployment.objects.get()
+    Alarm.objects.create(
+        deployment=deployment, generation=deployment.live, kind=AlarmKind.UNHEALTHY, subject="x"
+    )
+    activation = actions.rollback(people.bob, "smol", reason="2 is dead")
+    tasks.run_activation(activation.pk)
+    assert (live(), running()) == (1, ["smol/1"])
+    assert "smol/2 is still busy after 0 s: cut" in said(activation)
+
+
+def said(activation: Activation) -> str:
+    """An activation's log."""
+    return "".join(activation.log.values_list("text", flat=True))
 
 
 @pytest.mark.parametrize("fits", [True, False])

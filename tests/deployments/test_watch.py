@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import timedelta
 
 import pytest
@@ -9,8 +10,17 @@ from django.utils import timezone
 
 from deployments import actions, tasks
 from deployments.jobs import gates
-from deployments.models import Activation, Alarm, AuditEvent, Deployment, Replica, UsageEvent
+from deployments.models import (
+    Activation,
+    Alarm,
+    AuditEvent,
+    Deployment,
+    Generation,
+    Replica,
+    UsageEvent,
+)
 from mmadmin.core.lifecycle import JobState
+from mmadmin.core.snapshot import GATE_PRESENCE_PREFIX
 from tests.deployments import machines
 from tests.deployments.conftest import People
 from tests.deployments.specs import spec
@@ -118,6 +128,92 @@ def test_an_engine_whose_process_is_gone(two: Deployment) -> None:
     tasks.watch_engines()
     tasks.watch_engines()
     assert (asked(), restarted()) == (0, 1)
+
+
+@pytest.fixture
+def client_waits(toy_machine: None, broker, two: Deployment) -> None:
+    """A gate has a request with generation 2, and it does not end."""
+    gate_says(broker, {"smol/2": 1})
+
+
+def gate_says(broker, inflight: dict[str, int]) -> None:
+    """What a gate that has seen every snapshot has in flight."""
+    said = {"version": 1 << 60, "inflight": inflight, "held": {}, "at": 0}
+    broker.set(f"{GATE_PRESENCE_PREFIX}test", json.dumps(said))
+
+
+def later(seconds: int) -> None:
+    """So much time passes for what the watch has seen."""
+    for replica in Replica.objects.exclude(worked_at=None):
+        replica.worked_at -= timedelta(seconds=seconds)
+        replica.save()
+
+
+@pytest.mark.usefixtures("client_waits")
+@pytest.mark.parametrize("mark", ["abc", "unreachable"])
+def test_an_engine_that_hangs_while_clients_stay(two: Deployment, mark: str) -> None:
+    """Nothing in work has moved, or it is silent, for `stall_s`: it fell, seen by two looks."""
+    machines.tell("work", mark)
+    for _ in range(3):
+        tasks.watch_engines()
+    later(299)
+    tasks.watch_engines()
+    assert not Alarm.objects.exists()
+    later(2)
+    tasks.watch_engines()
+    assert not Alarm.objects.exists(), "one look may be chance, or a clock that jumped"
+    tasks.watch_engines()
+    assert Alarm.objects.get().message == "nothing of what it has in work has moved for 300 s"
+    assert Activation.objects.filter(kind="rollback").exists()
+    assert asked() == 0, "a tiny completion would stand behind the others in the line"
+
+
+@pytest.mark.usefixtures("client_waits")
+def test_an_engine_at_work_is_left_alone(two: Deployment) -> None:
+    """However long a request takes, while the engine's counters move."""
+    for mark in ("a", "b", "c", "d"):
+        machines.tell("work", mark)
+        tasks.watch_engines()
+        later(3600)
+    tasks.watch_engines()
+    machines.tell("work", "e")
+    tasks.watch_engines()
+    assert not Alarm.objects.exists()
+    assert Replica.objects.get(generation__number=2).failures == 0
+    machines.tell("work", None)
+    later(3600)
+    for _ in range(3):
+        tasks.watch_engines()
+    assert not Alarm.objects.exists(), "one that does not tell is asked when its clients have left"
+    assert asked() == 0
+
+
+def test_work_that_was_done_is_forgotten(two: Deployment, broker) -> None:
+    """A mark of yesterday does not count against an engine that is silent for a moment today."""
+    gate_says(broker, {"smol/2": 1})
+    machines.tell("work", "abc")
+    tasks.watch_engines()
+    later(3600)
+    gate_says(broker, {})
+    machines.tell("work", "")
+    tasks.watch_engines()
+    assert asked() == 1
+    gate_says(broker, {"smol/2": 1})
+    machines.tell("work", "unreachable")
+    for _ in range(3):
+        tasks.watch_engines()
+    assert not Alarm.objects.exists()
+
+
+@pytest.mark.usefixtures("client_waits")
+def test_who_waits_for_ever_may(two: Deployment) -> None:
+    """`stall_s = 0`: slow hosts with large prompts."""
+    Generation.objects.update(spec_toml=f"{spec()}\n[activation]\nstall_s = 0\n")
+    machines.tell("work", "abc")
+    for _ in range(4):
+        tasks.watch_engines()
+        later(3600)
+    assert not Alarm.objects.exists()
 
 
 def test_drift_raises_an_alarm_until_it_is_gone(two: Deployment) -> None:

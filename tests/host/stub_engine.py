@@ -67,6 +67,8 @@ class Handler(BaseHTTPRequestHandler):
                 "chat_template_caps": {"supports_tools": not plan.get("no_tools")},
             }
             return self.answer(200, props)
+        if self.path == "/slots" and "work" in plan:
+            return self.answer(200, json.loads(Path(plan["work"]).read_text()))
         return self.answer(404, {})
 
     def do_POST(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from mmadmin.core.incarnation import Incarnation
 from mmadmin.core.probes import ALWAYS_REQUIRED, PROBE_ROWS, ProbeReport
 from mmadmin.core.templates import conversations
 from mmadmin.host import probe
-from mmadmin.host.probe import floor_of, liveness, require, run_probes
+from mmadmin.host.probe import ask_rest, floor_of, liveness, require, run_probes, work
 from mmadmin.host.readiness import Ready
 from tests.host.test_engine_process import SECRET, port, stub
 
@@ -198,3 +199,69 @@ def test_liveness_tells_the_living_from_the_healthy(engine, monkeypatch):
 def test_a_first_token_may_be_half_a_character(engine):
     """One token is asked for; where it is no text yet, a few more."""
     liveness(engine(half=True), SECRET)
+
+
+def test_a_brief_report_decides_and_measures_and_the_rest_follows(engine):
+    """What the file requires and what traffic would spoil first; then all else, in its order."""
+    made = engine(strict=True)
+    brief = run_probes(made, SECRET, READY, required=["template.tools"], brief=True)
+    assert [row.name for row in brief.rows] == [
+        *ALWAYS_REQUIRED,
+        "stream",
+        "template.tools",
+        "speed",
+    ]
+    assert brief.as_json()["ok"] is True
+    said: list[str] = []
+    whole = ask_rest(
+        made, SECRET, brief.as_json(), may_generate=lambda: True, on_progress=said.append
+    )
+    rows = {row["name"]: row for row in whole["rows"]}
+    assert list(rows) == list(PROBE_ROWS)
+    assert rows["template.tools"]["required"] is True
+    assert rows["tool-call"]["state"] == "passed"
+    assert rows["template.effort-low"]["state"] == "failed"
+    assert any(line.startswith("template.effort-low: ") for line in said)
+    assert whole["ok"] is True
+    assert whole["measured"] == brief.measured
+
+
+def test_clients_come_before_what_is_left_to_ask(engine):
+    """Without room nothing is generated; templates cost them nothing. A dead engine is told."""
+    made = engine()
+    brief = run_probes(made, SECRET, READY, brief=True).as_json()
+    whole = ask_rest(made, SECRET, brief, may_generate=lambda: False)
+    rows = {row["name"]: row for row in whole["rows"]}
+    assert (
+        rows["tool-call"]["words"] == rows["reasoning"]["words"] == "its clients needed the engine"
+    )
+    assert rows["template.plain"]["state"] == "passed"
+    dead = ask_rest(replace(made, port=1), SECRET, brief, may_generate=lambda: True)
+    rows = {row["name"]: row for row in dead["rows"]}
+    assert "stopped answering" in rows["template.plain"]["words"]
+    assert dead["ok"] is True
+
+
+def test_work_is_told_by_a_mark_that_moves(engine, tmp_path):
+    """The engine's counters of what is in work; prompts and options in them do not count."""
+    told = tmp_path / "slots.json"
+    idle = {"id": 0, "is_processing": False}
+    busy = {"id": 1, "is_processing": True, "id_task": 7, "next_token": [{"n_decoded": 3}]}
+    made = engine(work=str(told))
+    assert work(made, SECRET) is None, "an engine whose launch names no place for it"
+    made = replace(made, probe=replace(made.probe, work_path="/slots"))
+    told.write_text(json.dumps([idle, {**idle, "id": 1}]))
+    assert work(made, SECRET) == ""
+    told.write_text(json.dumps([idle, busy]))
+    mark = work(made, SECRET)
+    assert mark
+    assert work(made, SECRET) == mark
+    told.write_text(json.dumps([{**idle, "params": {"seed": 1}}, {**busy, "params": {"seed": 2}}]))
+    assert work(made, SECRET) == mark
+    told.write_text(json.dumps([idle, {**busy, "next_token": [{"n_decoded": 4}]}]))
+    assert work(made, SECRET) not in ("", mark)
+    told.write_text(json.dumps({"another": "form"}))
+    assert work(made, SECRET) is None
+    assert work(made, "wrong") is None
+    with pytest.raises(Unreachable, match="does not answer"):
+        work(replace(made, port=1), SECRET)

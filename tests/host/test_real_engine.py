@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from mmadmin.core.home import Home
 from mmadmin.core.system import read_system
 from mmadmin.host import engine_process
 from mmadmin.host.drift import drift
-from mmadmin.host.probe import liveness, require, run_probes
+from mmadmin.host.probe import liveness, require, run_probes, work
 from mmadmin.host.readiness import EngineClient, wait_ready
 from mmadmin.host.supervisor import Supervisor
 from tests.support.ports import free_port
@@ -26,6 +27,7 @@ from tests.support.ports import free_port
 pytestmark = pytest.mark.engine
 
 SECRET = "canary-real-31b7"
+PATIENCE_S = 120
 OPTION_NAMES = re.compile(r"(?:--?[A-Za-z0-9][\w.-]*(?:,\s*|\s|$))+")
 """What a line of the server's help begins with."""
 GOLDEN = Path(__file__).parents[1] / "core" / "engines" / "golden"
@@ -84,6 +86,26 @@ def test_it_shows_what_it_can_do(live):
     assert report.measured["generation_tokens_per_s_milli"] > 0
     liveness(made, SECRET)
     json.dumps(report.as_json())
+
+
+def test_it_tells_how_far_its_requests_are(live):
+    """The mark moves with the tokens of a stream, and is gone with it."""
+    made, _ready = live
+    body = {"prompt": "Once", "max_tokens": 3000, "ignore_eos": True, "stream": True}
+    assert work(made, SECRET) == ""
+    with EngineClient(made, SECRET) as client:
+        lines = client.lines("/v1/completions", body, timeout_s=PATIENCE_S)
+        marks: set[str | None] = set()
+        for _line in lines:
+            marks.add(work(made, SECRET))
+            if len(marks - {""}) > 1:
+                break
+        lines.close()
+    assert len(marks - {"", None}) > 1
+    give_up = time.monotonic() + PATIENCE_S
+    while work(made, SECRET) != "" and time.monotonic() < give_up:
+        time.sleep(0.05)
+    assert work(made, SECRET) == ""
 
 
 def test_nothing_drifts_and_a_deleted_file_is_seen(live, home, system, engine_store):

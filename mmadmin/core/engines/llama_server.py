@@ -151,6 +151,7 @@ class LlamaServer:
                 slots=slots,
                 model_path=str(system.model),
                 template_path=str(system.template or ""),
+                work_path="/slots",
                 task=_task(options),
             ),
             load_deadline_s=LOAD_SECONDS + size // SLOWEST_DISK,
