@@ -36,7 +36,9 @@ SHARDS = 3
 ROUNDS = 7
 PROMISE = 2.0
 FILLED = 16 * GIB
-STEP = 256 << 20
+STEP = 64 << 20
+PATIENCE = 16
+"""Steps that may leave as much memory unused as there was: others give theirs back meanwhile."""
 
 
 def make_split_model(folder: Path, size_bytes: int) -> list[Path]:
@@ -78,13 +80,15 @@ class Settled:
         """Write out, fill, and read the files of the folder `warm` into the cache."""
         os.sync()
         buffer = bytearray(STEP)
+        lowest, patience = free_bytes(), PATIENCE
         with self._file.open("rb", buffering=0) as file:
             for _ in range(FILLED // STEP):
-                before = free_bytes()
                 file.seek(self._at)
                 file.readinto(buffer)
                 self._at = (self._at + STEP) % (FILLED * 4)
-                if before - free_bytes() < STEP // 4:
+                patience = PATIENCE if free_bytes() < lowest else patience - 1
+                lowest = min(lowest, free_bytes())
+                if patience == 0:
                     break  # cached pages make room for cached pages
         for path in warm.iterdir():
             with path.open("rb", buffering=0) as file:
