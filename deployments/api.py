@@ -59,6 +59,10 @@ class Token(HttpBearer):
 class Session(SessionAuth):
     """The panel's session."""
 
+    def __call__(self, request: HttpRequest) -> User | None:
+        """The person; without a session nobody asks, which is no matter of CSRF."""
+        return super().__call__(request) if self.param_name in request.COOKIES else None
+
     def authenticate(self, request: HttpRequest, key: str | None) -> User | None:  # noqa: ARG002
         """The person who is logged in, or None."""
         return request.user if isinstance(request.user, User) else None

@@ -7,13 +7,17 @@ from typing import Annotated
 
 import typer
 
+from mmadmin.cli.output import bytes_text
 from mmadmin.cli.tables import Column
 from mmadmin.core.errors import NotFound
 from mmadmin.core.home import Home
 from mmadmin.core.store import Store
 
 ObjectName = Annotated[
-    str, typer.Argument(help="An object's name, or the beginning of it.", metavar="OBJECT")
+    str,
+    typer.Argument(
+        help="An object's name, or the beginning of it or of its hash.", metavar="OBJECT"
+    ),
 ]
 ObjectNames = Annotated[
     list[str] | None,
@@ -23,6 +27,8 @@ ObjectNames = Annotated[
 HASH, HASH_SHOWN = 64, 12
 """Digits of the hash before an object's own name, and how many of them tables show."""
 OBJECT = re.compile(r"[0-9a-f]{64}-.+")
+SOME = 10
+"""So many of them are named when a name fits several."""
 SPAN = re.compile(r"(\d+)\s*([smhdw]?)")
 SPAN_S = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 SIZE = re.compile(r"(\d+)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
@@ -45,21 +51,29 @@ def object_column(heading: str = "object", *, drop: int = 0) -> Column:
 
 
 def resolve_name(store: Store, text: str) -> str:
-    """The one object whose name begins so, ends so, or is shortened so; `NotFound` otherwise."""
+    """The one object that is meant: by its name, its own name, or the beginning of either.
+
+    `3f1c…-model`, as narrow tables show it, is taken too. Raises `NotFound`, with those that it
+    could be.
+    """
     names = store.names()
     begin, _, end = text.partition("…")
-    matches = [
-        n for n in names if (n.startswith(begin) and n.endswith(end)) or n[HASH + 1 :] == text
+    matches = [n for n in names if n == text or n[HASH + 1 :] == text] or [
+        n for n in names if n.endswith(end) and n.startswith(begin)
     ]
-    if len(matches) != 1:
-        raise NotFound(
-            f"{len(matches)} objects are called {text!r}"
-            if matches
-            else f"no object is called {text!r}",
-            remedy="give more of the name" if matches else "`mm store ls` lists them",
-            candidates=matches[:10],
-        )
-    return matches[0]
+    if not matches and not end:
+        matches = [n for n in names if n[HASH + 1 :].startswith(begin)]
+    if len(matches) == 1:
+        return matches[0]
+    if not matches:
+        raise NotFound(f"no object is called {text!r}", remedy="`mm store ls` lists them")
+    sizes = {found.name: found.size for found in store.objects()}
+    some = [f"{short_name(n)} ({bytes_text(sizes.get(n, 0))})" for n in matches[:SOME]]
+    raise NotFound(
+        f"{len(matches)} objects are called {text!r}",
+        remedy=f"name one by the beginning of its hash: {', '.join(some)}",
+        candidates=matches[:SOME],
+    )
 
 
 def seconds_of(text: str) -> int:

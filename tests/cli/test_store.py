@@ -45,6 +45,13 @@ def test_a_name_may_be_shortened(store: Store, model: StoreObject) -> None:
         assert resolve_name(store, short) == model.name
     with pytest.raises(MmError, match="no object is called"):
         resolve_name(store, f"{model.name[:12]}…-loose")
+    longer = add(store, "model-Q8_0", {"m.gguf": b"other weights"})
+    assert resolve_name(store, "model") == model.name, "an own name goes before a beginning"
+    assert resolve_name(store, "model-") == longer.name
+    with pytest.raises(MmError, match="2 objects are called 'mod'") as caught:
+        resolve_name(store, "mod")
+    assert f"{model.name[:12]}…-model (6.8 KiB)" in caught.value.remedy
+    assert set(caught.value.details["candidates"]) == {model.name, longer.name}
 
 
 def mm(*words: str, status: int = 0) -> str:

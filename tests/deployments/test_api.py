@@ -370,6 +370,19 @@ def test_one_s_own_logins(world: World) -> None:
     assert strange.get("/api/v1/me").status_code == 200
 
 
+@pytest.mark.parametrize("credential", ["", "Bearer pat-mm-wrong", "Basic d3Jvbmc6d3Jvbmc="])
+def test_a_wrong_credential_is_no_matter_of_csrf(world: World, credential: str) -> None:
+    """A program without a session is told that nobody is known, of reads and writes alike."""
+    client = Client(enforce_csrf_checks=True)
+    headers = {"authorization": credential} if credential else {}
+    for answer in (
+        client.get("/api/v1/keys", headers=headers),
+        client.post(f"/api/v1/keys/{world.key_id}/revoke", headers=headers),
+    ):
+        assert answer.status_code == 401
+        assert answer.json()["error"]["code"] == "unauthenticated"
+
+
 def test_the_session_needs_csrf(world: World) -> None:
     """The panel's session writes only with its CSRF token."""
     client = Client(enforce_csrf_checks=True)
