@@ -370,9 +370,17 @@ class Supervisor:
         return found.pid if found else None
 
     def start_program(self, spec: ProgramSpec) -> None:
-        """Add an engine and start it; an engine of that name is replaced. Does not wait for it."""
+        """Add an engine and start it; another of that name is replaced. Does not wait for it.
+
+        The same one that runs already is left alone: two that start it at once start it once.
+        """
+        path, text = self._engines / f"{spec.name}.conf", program_section(spec)
         with self._locked():
-            _write(self._engines / f"{spec.name}.conf", program_section(spec))
+            known = path.exists() and path.read_text(encoding="utf-8") == text
+            found = self.program(spec.name) if known else None
+            if found is not None and found.state in ("STARTING", "RUNNING"):
+                return
+            _write(path, text)
             self._end_group(spec.name)
             self._reread()
             self._tolerant("addProcessGroup", spec.name, but=(_ALREADY_ADDED,))

@@ -365,6 +365,10 @@ def test_one_program_comes_and_goes_without_touching_another(home, uid, port):
     supervisor = Supervisor(home)
     other = ProgramSpec("other", ["/bin/sleep", "600"], home.logs / "other.log")
     supervisor.start_program(other)
+    wait_for("its process", lambda: supervisor.pid("other"))
+    pid = supervisor.pid("other")
+    supervisor.start_program(other)
+    assert supervisor.pid("other") == pid
     supervisor.start_program(replace(other, argv=["/bin/sleep", "601"]))
     supervisor.restart_program("other")
     supervisor.remove_program("other")
