@@ -233,6 +233,7 @@ STEPS = [
     "leased", "locked", "staged", "written", "hashed", "flushed", "committing", "blob", "linked",
     "renamed", "described", "claimed", "indexed", "unlocked",
     "rows removed", "record removed", "object trashed", "trashed", "blobs trashed",
+    "realisation removed", "realisations forgotten",
 ]  # fmt: skip
 
 
@@ -279,7 +280,9 @@ def what_is_wrong(store: Store, rnd: random.Random) -> list[str]:
         for root in store.roots():  # of one that was killed while it kept its result
             store.remove_root(root.kind, root.key)
         collect(store, look=lambda *_: [])
-        if any(store.layout.objects.iterdir()) or any(store.layout.trash.iterdir()):
+        layout = store.layout
+        folders = (layout.objects, layout.trash, layout.derivations / "realised")
+        if any(any(folder.iterdir()) for folder in folders):
             wrong.append("the next collection left something")
     return wrong
 

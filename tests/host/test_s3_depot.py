@@ -395,6 +395,18 @@ def test_without_credentials(s3: str, depot: Watched, monkeypatch: pytest.Monkey
     assert "AWS_SKIP_SIGNATURE" in refused.value.remedy
 
 
+def test_a_public_bucket_needs_no_credentials(
+    s3: str, behind: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Told so, nobody is asked for some, and nothing is signed."""
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    monkeypatch.setenv("AWS_METADATA_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv("AWS_SKIP_SIGNATURE", "true")
+    with running(static(behind, ranges=True)) as url:
+        assert quick(url).fetch("large", tmp_path / "part", len(LARGE), silent) == SHA256
+
+
 def test_settings_that_cannot_be(s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A bundle of certificates that is none is refused in words, before anything is asked."""
     monkeypatch.setenv("AWS_CA_BUNDLE", str(tmp_path / "none.pem"))

@@ -10,18 +10,22 @@ a miss.
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
 from mmadmin.core.errors import DigestMismatch, SourceUnavailable, StoreCorrupt
-from mmadmin.core.store.files import fsync_path
+from mmadmin.core.store.files import HALF_WRITTEN, fsync_path
 from mmadmin.core.store.ingest import Progress, copy_hashing, silent
 from mmadmin.core.store.tree import Entry
 
 Say = Callable[[str], None]
 
+HALF_WRITTEN_S = 86400
+"""A file that nobody wrote to for so long was left by a push that was killed."""
 SMALL_BYTES = 16 << 20
 """No claim or record is larger."""
 
@@ -149,6 +153,7 @@ class Folder:
         """Put a large file there by copy and rename."""
         target = self.root / path
         target.parent.mkdir(parents=True, exist_ok=True)
+        _give_up_half_written(target.parent)
         temporary = target.with_name(f".{uuid.uuid4().hex}.new")
         try:
             if copy_hashing(source, temporary, progress=progress)[0] != sha256:
@@ -156,6 +161,14 @@ class Folder:
             temporary.rename(target)
         finally:
             temporary.unlink(missing_ok=True)
+
+
+def _give_up_half_written(folder: Path) -> None:
+    """Remove what a killed push left; one that runs writes to its file all the time."""
+    for path in folder.glob(HALF_WRITTEN):
+        with suppress(FileNotFoundError):
+            if path.stat().st_mtime < time.time() - HALF_WRITTEN_S:
+                path.unlink()
 
 
 class DepotSource:

@@ -13,6 +13,10 @@ EPOCH = (1, 1)
 """Access and modification time of everything in an object."""
 
 
+HALF_WRITTEN = ".*.new"
+"""Files that replace another once they are whole; a killed process leaves them."""
+
+
 def fsync_path(path: Path) -> None:
     """Flush a file or a folder to the disk."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

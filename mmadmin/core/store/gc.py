@@ -21,7 +21,7 @@ from typing import Any
 
 from mmadmin.core.errors import DiskFull, StoreCorrupt
 from mmadmin.core.store.disk import BLOCK_BYTES
-from mmadmin.core.store.files import unlink_tree
+from mmadmin.core.store.files import HALF_WRITTEN, unlink_tree
 from mmadmin.core.store.forget import forget, loose_derivations, useless
 from mmadmin.core.store.graph import BlobKey, Graph, Look, all_roots, read_graph
 from mmadmin.core.store.layout import is_sha256
@@ -291,13 +291,17 @@ def _remove_objects(store: Store, names: list[str]) -> None:
 
 
 def _remove_garbage(store: Store) -> None:
-    """Paths in `objects/` without a row: what killed commits and collections left."""
+    """What killed commits and collections left: paths without a row, records half written."""
     with store.index.read() as index:
         known = {row[0] for row in index.execute("SELECT name FROM object")}
     with os.scandir(store.layout.objects) as items:
         for item in items:
             if item.name.removesuffix(".json") not in known and item.name not in known:
                 store.discard(Path(item.path))
+    records = store.layout.derivations
+    for folder in (records, records / "realised", *store.layout.roots.iterdir()):
+        for path in folder.glob(HALF_WRITTEN):  # whoever writes there holds the collector off
+            path.unlink(missing_ok=True)
 
 
 def _loose_blobs(store: Store, *, without: set[str], recent: float) -> list[Path]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -101,6 +102,20 @@ def test_pushing_puts_claims_last_and_sends_nothing_twice(store: Store, depot: W
     assert push(store, [system], depot, signer=ALICE).blobs == 1
     with pytest.raises(NotFound):
         push(store, [f"{'0' * 64}-gone"], depot)
+
+
+def test_what_a_killed_push_left_in_a_folder_is_given_up(store: Store, tmp_path: Path) -> None:
+    """After a day; a younger one may belong to a push that runs."""
+    depot = folder_depot(tmp_path / "depot")
+    found = add(store, "x", {"f": b"content"})
+    folder = tmp_path / "depot" / bytes_path(found.files[0].sha256).rpartition("/")[0]
+    folder.mkdir(parents=True)
+    old, new = folder / ".old.new", folder / ".new.new"
+    for path in (old, new):
+        path.write_bytes(b"half")
+    os.utime(old, (1, 1))
+    push(store, [found.name], depot)
+    assert (old.exists(), new.exists()) == (False, True)
 
 
 def test_without_a_signer_content_is_pushed_but_no_claims(
