@@ -18,6 +18,7 @@ from mmadmin.cli.main import app
 from mmadmin.cli.services import services
 from mmadmin.cli.variables import VARIABLES
 from mmadmin.core.home import Home, Ports
+from tests.support.ports import free_port
 
 ROOT = Path(__file__).resolve().parent.parent
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))
@@ -114,6 +115,7 @@ def test_init_prepares_and_starts_nothing(tmp_path: Path) -> None:
     env = {
         "PATH": os.environ["PATH"],
         "MM_HOME": str(tmp_path / "home"),
+        "MM_PANEL_PORT": str(free_port()),
         "DATABASE_URL_FILE": str(tmp_path / "database"),
         "MM_KEY_PEPPER_FILE": str(tmp_path / "pepper"),
     }

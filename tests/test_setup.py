@@ -4,9 +4,9 @@ import importlib.util
 import shutil
 import subprocess
 import sys
-import time
+import threading
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -109,18 +109,39 @@ def test_a_failed_program_shows_its_last_lines(script: ModuleType, capsys) -> No
     assert "the reason" in said.err
 
 
+class LateEnd(threading.Event):
+    """A step's end that does not come in the quiet moment; it tells when it is waited for again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reported = threading.Event()
+        self.quiet = True
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait for the end itself, but for the first time."""
+        if self.quiet:
+            self.quiet = False
+            return False
+        self.reported.set()
+        return super().wait()
+
+
 def test_a_long_step_says_how_far_it_is(
     script: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:
     """After the quiet moment: what, how far, how long; at the end, that it is done."""
-    monkeypatch.setattr(script, "QUIET_S", 0.05)
-    monkeypatch.setattr(script, "REPORT_EVERY_S", 0.05)
-    with script.Step("packages") as step:
-        step.detail = "3 of 87: aiohttp"
-        time.sleep(0.3)
+    clock = SimpleNamespace(now=100.0, monotonic=lambda: clock.now)
+    monkeypatch.setattr(script, "time", clock)
+    step = script.Step("packages")
+    step.over = over = LateEnd()
+    clock.now += 2.4
+    step.detail = "3 of 87: aiohttp"
+    with step:
+        assert over.reported.wait(60)
+        clock.now += 1
     said = capsys.readouterr().out
-    assert "packages  3 of 87: aiohttp  (0 s)" in said
-    assert "packages: done (0.3 s)" in said
+    assert "packages  3 of 87: aiohttp  (2 s)" in said
+    assert "packages: done (3.4 s)" in said
 
 
 def test_help_lists_the_targets() -> None:

@@ -11,6 +11,7 @@ from mmadmin.cli import installation
 from mmadmin.cli.variables import REMEMBERED
 from mmadmin.core.errors import Conflict, InvalidInput
 from mmadmin.core.home import Home, Ports
+from tests.support.ports import free_ports
 
 
 @pytest.fixture
@@ -107,15 +108,15 @@ def test_an_unknown_setting_is_named(tmp_path: Path) -> None:
 
 def test_a_taken_port_names_the_process(clean_env: pytest.MonkeyPatch) -> None:
     """The error says who holds the port and which variable moves ours."""
+    port, following = free_ports(2)
     with socket.socket() as holder:
-        holder.bind(("127.0.0.1", 0))
+        holder.bind(("127.0.0.1", port))
         holder.listen(1)
-        port = holder.getsockname()[1]
         with pytest.raises(Conflict) as caught:
             installation.check_port(port, "MM_PANEL_PORT", "panel")
     assert f"port {port} (panel) is taken by" in caught.value.message
     assert f"pid {os.getpid()}" in caught.value.message
-    assert f"MM_PANEL_PORT={port + 1}" in caught.value.remedy
+    assert f"MM_PANEL_PORT={following}" in caught.value.remedy
     installation.check_port(port, "MM_PANEL_PORT", "panel")
 
 

@@ -2,7 +2,7 @@
 
 import hmac
 
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mmadmin.core.access import (
@@ -30,10 +30,13 @@ def test_a_new_key_is_well_formed_and_matches_its_digest() -> None:
     assert len({new_key(PEPPER).text for _ in range(100)}) == 100
 
 
-@given(st.binary(min_size=1, max_size=200), st.text())
+@given(
+    st.binary(min_size=1, max_size=200),
+    st.text(st.characters(exclude_categories=["C", "Z"], include_characters=" ")),
+)
 def test_the_digest_is_hmac_sha256(pepper: bytes, text: str) -> None:
     """Written out for speed, equal to the library's for every pepper and text."""
-    assume(text.isprintable())
+    assert text.isprintable()
     assert key_digest(text, pepper) == hmac.new(pepper, text.encode(), "sha256").hexdigest()
 
 

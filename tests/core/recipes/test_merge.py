@@ -32,6 +32,9 @@ from tests.support.tools import Attempt, attempt
 
 FIRST = "m-00001-of-00003.gguf"
 PARAMS: dict[str, Json] = {"first": FIRST, "output": "m.gguf"}
+PATIENCE_S = 120
+SLEEP = f"600.{os.getpid()}"
+"""How long the slow tool sleeps: odd, so that it is known from outside, and this run's alone."""
 
 
 @pytest.mark.parametrize(
@@ -349,7 +352,7 @@ def test_kill_9_in_the_middle_of_a_merge(tmp_path: Path, engine_store: EngineSto
     shards, engine, flag = tmp_path / "shards", tmp_path / "engine", tmp_path / "slow"
     make_shards(shards, width=20_000)
     real = engine_store.path("engine")
-    lying_engine(engine, real, f'if [ -e {flag} ]; then truncate -s 1000 "$3"; sleep 311; fi')
+    lying_engine(engine, real, f'if [ -e {flag} ]; then truncate -s 1000 "$3"; sleep {SLEEP}; fi')
     flag.touch()
     root = tmp_path / "store"
     child = subprocess.Popen(
@@ -357,11 +360,11 @@ def test_kill_9_in_the_middle_of_a_merge(tmp_path: Path, engine_store: EngineSto
         cwd=Path(__file__).resolve().parents[3],
     )
     try:
-        wait_for(sleeping, 60)
+        wait_for(sleeping)
     finally:
         child.send_signal(signal.SIGKILL)
         child.wait()
-    wait_for(lambda: not sleeping(), 10)
+    wait_for(lambda: not sleeping())
     flag.unlink()
     store = Store(root)
     merge = merge_graph(shards, engine)[-1]
@@ -376,17 +379,17 @@ def test_kill_9_in_the_middle_of_a_merge(tmp_path: Path, engine_store: EngineSto
         store.sweep()  # leaves alone what is younger than a moment
         return not list((root / "staging").iterdir())
 
-    wait_for(swept, 10)
+    wait_for(swept)
 
 
 def sleeping() -> bool:
     """True while the slow tool sleeps."""
-    return any(p.info["cmdline"] == ["sleep", "311"] for p in psutil.process_iter(["cmdline"]))
+    return any(p.info["cmdline"] == ["sleep", SLEEP] for p in psutil.process_iter(["cmdline"]))
 
 
-def wait_for(condition: Callable[[], bool], within_s: float) -> None:
+def wait_for(condition: Callable[[], bool]) -> None:
     """Wait for something to come true, or fail."""
-    end = time.monotonic() + within_s
+    end = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.05)

@@ -68,18 +68,18 @@ def test_the_second_may_wait(store: Counted) -> None:
     def first() -> None:
         with store.reserve(5 * GIB, owner="first"):
             started.set()
-            done.wait(10)
+            done.wait(60)
 
     started = threading.Event()
     thread = threading.Thread(target=first)
     thread.start()
-    started.wait(10)
+    assert started.wait(60)
 
     def hear(why: str) -> None:
         heard.append(why)
         done.set()
 
-    with store.reserve(5 * GIB, wait_s=10, on_wait=hear):
+    with store.reserve(5 * GIB, wait_s=60, on_wait=hear):
         pass
     thread.join()
     assert "promised" in heard[0]

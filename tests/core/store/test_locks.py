@@ -83,7 +83,7 @@ def test_a_child_that_inherits_keeps_the_lock(tmp_path: Path) -> None:
     def hold_and_die() -> None:
         with file_lock(path) as fd:
             child = subprocess.Popen(
-                [sys.executable, "-c", "import time; time.sleep(60)"], pass_fds=[fd]
+                [sys.executable, "-c", "import time; time.sleep(600)"], pass_fds=[fd]
             )
             pid_file.write_text(str(child.pid))
             os.kill(os.getpid(), signal.SIGKILL)
