@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from django.conf import settings
@@ -57,7 +57,7 @@ def preview(actor: User, name: str, number: int | None = None) -> Preview:
         )
     running = list(
         Replica.objects.filter(host=of.host, state__in=RUNS)
-        .select_related("generation__deployment")
+        .select_related("generation__deployment", "trial")
         .defer(*recorded("generation"))
     )
     live = of.live if of.live_id is not None else None
@@ -76,8 +76,19 @@ def preview(actor: User, name: str, number: int | None = None) -> Preview:
         others=[
             held
             for r in running
-            if facts and r.generation.deployment_id != of.pk and (held := _holds(r, facts))
+            if facts
+            and r.trial_id is None
+            and r.generation.deployment_id != of.pk
+            and (held := _holds(r, facts))
         ],
+        trials=[
+            replace(held, name=r.generation.uid)
+            for r in running
+            if facts and r.trial_id is not None and (held := _holds(r, facts))
+        ],
+        tried=any(
+            r.trial is not None and r.trial.asleep and r.generation_id == target.pk for r in running
+        ),
         missing=_missing(target, of),
     )
     return Preview(target, live, foresee(situation), of.host.seen_at)

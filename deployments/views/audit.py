@@ -12,6 +12,7 @@ VERBS = (
     ("generation.", "generations"),
     ("build.", "builds"),
     ("activation.", "activations"),
+    ("trial.", "trials"),
     ("key.", "client keys"),
     ("user.", "people"),
     ("token.", "API tokens"),

@@ -130,6 +130,11 @@ class Situation:
     """What that engine holds; None = nothing is live, or it is not known."""
     others: Sequence[Running] = ()
     """The engines of other deployments on the host."""
+    trials: Sequence[Running] = ()
+    """Engines on trial on the host, by generation: they end for an activation that needs room,
+    and one of the target's own deployment (`name/…`) ends in any case."""
+    tried: bool = False
+    """The target itself is on trial and answers: its engine is taken over."""
     missing: tuple[str, ...] | None = ()
     """Steps whose objects the store no longer has; None = it cannot be seen from here."""
 
@@ -147,7 +152,7 @@ class Foresight:
     """How long running requests may still go on; in a swap new ones wait for them, too."""
     load: Load
     ends: tuple[str, ...]
-    """Generations whose engines end by it."""
+    """Generations whose engines end by it, trials among them."""
     stop_first: tuple[str, ...]
     """Deployments that a person must stop first, the fewest that make room."""
     build_first: tuple[str, ...] | None
@@ -184,6 +189,10 @@ def foresee(now: Situation) -> Foresight:
         count = f"{len(now.missing)} object{'s' if len(now.missing) > 1 else ''}"
         words = f"the store no longer has {count} that it needs: build it again first"
         return replace(known, outlook="refused", words=words, ends=(), waits_s=0.0)
+    if now.tried:
+        words = f"its engine runs already, on trial: it takes over from {now.live or 'nothing'}"
+        none = Load(0.0, measured=True)
+        return replace(known, outlook="overlap", words=words, waits_s=0.0, load=none)
     if now.needs is None or now.facts is None:
         lacks = "its memory was never predicted" if now.facts else "its host has not reported yet"
         return replace(known, words=f"{lacks}, so the preflight decides between overlap and swap")
@@ -191,6 +200,42 @@ def foresee(now: Situation) -> Foresight:
 
 
 def _with_memory(now: Situation, needs: Footprint, facts: HostFacts, known: Foresight) -> Foresight:
+    deployment = now.target.rpartition("/")[0]
+    own = [trial for trial in now.trials if trial.name.rpartition("/")[0] == deployment]
+    for trial in own:
+        facts = _freed(facts, trial)
+    found = _with_room(now, needs, facts, known)
+    others = [trial for trial in now.trials if trial not in own]
+    if found.outlook != "overlap":
+        for trial in others:
+            facts = _freed(facts, trial)
+        found = _with_room(now, needs, facts, known)
+        own += others
+    if not own or found.outlook == "refused":
+        return found
+    names = tuple(trial.name for trial in own)
+    return replace(
+        found,
+        words=f"{found.words}; the trial of {' and '.join(names)} ends",
+        ends=found.ends + names,
+    )
+
+
+def _freed(facts: HostFacts, running: Running) -> HostFacts:
+    """The host once that engine has ended."""
+    return replace(
+        facts,
+        memory_available_bytes=facts.memory_available_bytes + running.host_bytes,
+        gpus=tuple(
+            replace(
+                gpu, memory_free_bytes=gpu.memory_free_bytes + running.devices.get(gpu.index, 0)
+            )
+            for gpu in facts.gpus
+        ),
+    )
+
+
+def _with_room(now: Situation, needs: Footprint, facts: HostFacts, known: Foresight) -> Foresight:
     wanted = Needs(parts={}, per_device=needs.per_device, host_bytes=needs.host_bytes)
     room = fits_beside(wanted, needs.devices, facts, now.leaving, resident=needs.resident_bytes)
     if room.mode == "refuse" and now.live and now.leaving is None:
@@ -220,15 +265,7 @@ def _with_memory(now: Situation, needs: Footprint, facts: HostFacts, known: Fore
 def _to_stop(now: Situation, needs: Footprint, facts: HostFacts) -> tuple[str, ...]:
     """The fewest other deployments whose end makes room, once the live engine has gone."""
     if now.leaving is not None:
-        freed = now.leaving.devices
-        facts = replace(
-            facts,
-            memory_available_bytes=facts.memory_available_bytes + now.leaving.host_bytes,
-            gpus=tuple(
-                replace(gpu, memory_free_bytes=gpu.memory_free_bytes + freed.get(gpu.index, 0))
-                for gpu in facts.gpus
-            ),
-        )
+        facts = _freed(facts, now.leaving)
     by_index = dict(zip(needs.devices, needs.per_device, strict=True))
     host = HostView("", facts, now.others)
     return fewest_to_stop(by_index, needs.resident_bytes, host) or ()

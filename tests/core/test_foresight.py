@@ -178,3 +178,24 @@ def test_as_json_has_whole_numbers() -> None:
     told = foresee(replace(NOW, facts=facts(11, 31))).as_json()
     assert (told["outlook"], told["waits_ms"], told["load_ms"]) == ("swap", 81400, 81400)
     assert foresee(replace(NOW, needs=None)).as_json()["waits_ms"] is None
+
+
+def test_what_is_on_trial_gives_way() -> None:
+    """It ends for an activation that does not fit beside it, and for no other."""
+    trial = Running("other/4", {0: 15 * GIB, 1: 15 * GIB}, GIB)
+    tight = replace(NOW, facts=facts(10, 10), trials=[trial])
+    found = foresee(tight)
+    assert (found.outlook, found.ends) == ("overlap", ("chat/1", "other/4"))
+    assert found.words.endswith("; the trial of other/4 ends")
+    assert foresee(replace(tight, trials=[])).outlook == "swap"
+    roomy = foresee(replace(NOW, trials=[trial]))
+    assert (roomy.outlook, roomy.ends) == ("overlap", ("chat/1",))
+    own = foresee(replace(NOW, trials=[replace(trial, name="chat/3")]))
+    assert (own.outlook, own.ends) == ("overlap", ("chat/1", "chat/3"))
+
+
+def test_one_on_trial_takes_over_at_once() -> None:
+    """Its engine is loaded and proved: nothing is started, whatever the memory."""
+    found = foresee(replace(NOW, facts=facts(1, 1), tried=True))
+    assert (found.outlook, found.waits_s, found.load.seconds) == ("overlap", 0.0, 0.0)
+    assert found.words == "its engine runs already, on trial: it takes over from chat/1"

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.utils import timezone
 
 from deployments import actions, queries, tasks
-from deployments.models import Activation, AuditEvent, Deployment, Generation, Host, Replica
+from deployments.models import (
+    Activation,
+    AuditEvent,
+    Deployment,
+    Generation,
+    Host,
+    Replica,
+    Trial,
+)
 from mmadmin.core.errors import NotFound, Refused
 from mmadmin.core.foresight import Footprint
 from tests.deployments import machines
@@ -93,3 +102,28 @@ def test_a_host_that_did_not_report(
     """Nothing is guessed from nothing, nor from what another version wrote."""
     Host.objects.update(facts=reported)
     assert queries.preview(people.carol, "smol", 1).foresight.outlook == "unknown"
+
+
+def test_trials_are_reckoned_with(people: People, served: Deployment) -> None:
+    """One of another deployment gives its memory; the target's own engine takes over as it is."""
+    free(3 * GIB)
+    other = actions.deploy(
+        people.bob, spec(name="other", public_name="other"), reason="", activate=False
+    )
+    Generation.objects.filter(pk=other.pk).update(needs=Generation.objects.first().needs)
+    host, until = served.host, timezone.now() + timedelta(minutes=9)
+    trial = Trial.objects.create(
+        deployment=other.deployment, generation=other, host=host, phase="open", ends_at=until
+    )
+    engine = Replica.objects.create(
+        uid="t", generation=other, host=host, port=10, state="ready", trial=trial
+    )
+    found = queries.preview(people.carol, "smol", 1).foresight
+    assert (found.outlook, found.ends) == ("overlap", ("smol/2", "other/1"))
+    Trial.objects.filter(pk=trial.pk).update(
+        deployment=served, generation=served.generations.get(number=1)
+    )
+    Replica.objects.filter(pk=engine.pk).update(generation=served.generations.get(number=1))
+    tried = queries.preview(people.carol, "smol", 1).foresight
+    assert (tried.outlook, tried.waits_s, tried.ends) == ("overlap", 0, ("smol/2",))
+    assert tried.words.startswith("its engine runs already")

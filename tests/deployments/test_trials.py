@@ -31,7 +31,7 @@ from mmadmin.core.snapshot import snapshot_from_json
 from mmadmin.core.trial import Standing
 from tests.deployments import machines
 from tests.deployments.conftest import People
-from tests.deployments.processes import until, worker
+from tests.deployments.processes import PATIENCE_S, until, worker
 from tests.deployments.specs import spec
 from tests.deployments.test_activations import Gate, built, go, live, running, states
 
@@ -40,10 +40,6 @@ pytestmark = [
     pytest.mark.database,
     pytest.mark.usefixtures("toy_machine", "broker", "quick"),
 ]
-
-
-PATIENCE_S = 120
-"""What anything may take on a machine that does other things too."""
 
 
 @pytest.fixture
