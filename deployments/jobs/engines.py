@@ -20,7 +20,7 @@ from django.utils import timezone
 
 from deployments.jobs import lease
 from deployments.jobs.recorder import Recorder
-from deployments.models import Generation, Replica, ReplicaState
+from deployments.models import Generation, Replica, ReplicaState, Trial
 from mmadmin.core.engine import LaunchSpec, Seat
 from mmadmin.core.errors import Conflict, ProbeFailed, Unreachable
 from mmadmin.core.incarnation import Incarnation
@@ -104,6 +104,9 @@ class Hands(Protocol):
 class Engines:
     """The engines of one job: the walks of activations and trials are made of these steps."""
 
+    trial: Trial | None = None
+    """Whose engines these are: of this trial, or of none."""
+
     def __init__(self, recorder: Recorder[Any], hands: Hands) -> None:
         self.recorder = recorder
         self.hands = hands
@@ -131,11 +134,14 @@ class Engines:
                 return
 
     def _replicas(self, generation: Generation) -> list[Replica]:
-        return list(
-            Replica.objects.filter(
-                generation=generation, host=self.recorder.job.host, state__in=ACTIVE_REPLICA
-            ).select_related("generation__deployment", "host")
+        """The job's own: what is on trial is no activation's, unless that has taken it over."""
+        found = Replica.objects.filter(
+            generation=generation,
+            host=self.recorder.job.host,
+            trial=self.trial,
+            state__in=ACTIVE_REPLICA,
         )
+        return list(found.select_related("generation__deployment", "host"))
 
     def _replica_of(self, generation: Generation) -> Replica:
         found = self._replicas(generation)

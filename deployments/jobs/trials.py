@@ -59,6 +59,8 @@ def walk(recorder: Recorder[Trial], hands: Hands) -> None:
 class Walker(Engines):
     """One attempt at a trial."""
 
+    trial: Trial
+
     def __init__(self, recorder: Recorder[Trial], hands: Hands) -> None:
         super().__init__(recorder, hands)
         self.trial = Trial.objects.select_related(
@@ -191,10 +193,6 @@ class Walker(Engines):
 
     def _live(self) -> Generation | None:
         return self.trial.deployment.live
-
-    def _replicas(self, generation: Generation) -> list[Replica]:
-        """Its own: one that another job left behind is the watch's to end."""
-        return [one for one in super()._replicas(generation) if one.trial_id == self.trial.pk]
 
     def _serving(self) -> list[Replica]:
         """Every engine of this host but its own; other trials first: they are the cheapest."""

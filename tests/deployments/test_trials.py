@@ -351,6 +351,19 @@ def test_one_taken_over_that_fails_ends(people: People, gate: Gate) -> None:
     assert (live(), states(), running()) == (1, ["live", "failed"], ["smol/1"])
 
 
+def test_an_activation_that_fails_before_it_began_leaves_the_trial(
+    people: People, gate: Gate, told
+) -> None:
+    """What it undoes is its own: the engine on trial is not."""
+    two(people)
+    trial = begin(people)
+    machines.tell("preflight-fails", ["smol/2"])
+    assert go(people, 2).state == "failed"
+    trial.refresh_from_db()
+    assert (live(), running(), trial.standing) == (1, ["smol/1", "smol/2"], Standing.OPEN)
+    assert told[-1] == ["smol/2"]
+
+
 @pytest.mark.parametrize("change", ["gone", "other command"])
 def test_an_engine_that_is_not_right_is_not_taken_over(
     people: People, gate: Gate, change: str

@@ -1,6 +1,7 @@
 """Two generations of the real engine side by side: each is asked by its name and answers as itself."""
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -59,8 +60,16 @@ def spec(folder: Path, context: int) -> str:
     return str(path)
 
 
+@pytest.fixture
+def play(site: Installation) -> Iterator[Playground]:
+    """The playground of an administrator who is logged in."""
+    playground = Playground(site)
+    yield playground
+    playground.client.close()
+
+
 @pytest.mark.timeout(900)
-def test_two_generations_side_by_side(site: Installation, tmp_path: Path) -> None:
+def test_two_generations_side_by_side(site: Installation, play: Playground, tmp_path: Path) -> None:
     """Live and on trial at once, going live with the engine on trial, and back to one."""
     site.run("deploy", spec(tmp_path, 4096), "--reason", "large context")
     site.run("deploy", spec(tmp_path, 1024), "--reason", "small context", "--no-activate")
@@ -68,7 +77,6 @@ def test_two_generations_side_by_side(site: Installation, tmp_path: Path) -> Non
     assert (begun["model"], begun["standing"]) == (f"{NAME}/2", "open")
     assert site.deployment(NAME)["live_generation"] == 1
 
-    play = Playground(site)
     assert play.models()[NAME]
     assert play.models()[f"{NAME}/2"]
     for model, number in ((NAME, 1), (f"{NAME}/2", 2)):
