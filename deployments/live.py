@@ -27,7 +27,7 @@ EVENTS_CHANNEL = "mm:events"
 LOOK_AGAIN_S = 2.0
 RETRY_S = 2.0
 LEAST_WINDOW_S = 0.25
-MOST_WINDOW_S = 0.8
+MOST_WINDOW_S = 0.5
 WINDOW_A_LISTENER_S = 0.004
 """Many open pages are told a little later each, so that their questions do not pile up."""
 NOISY = frozenset({"log", "step", "usage"})
