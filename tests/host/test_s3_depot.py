@@ -141,6 +141,17 @@ def test_where_s3_addresses_may_stand(s3: str, tmp_path: Path) -> None:
         writable_depot_at("https://depot.example.org")
 
 
+def test_only_who_uses_a_bucket_loads_its_library() -> None:
+    """`mm`, and depots of other kinds, start without it."""
+    code = (
+        "import sys, mmadmin.cli.main\n"
+        "from mmadmin.host.substitute import depot_at\n"
+        "depot_at('/tmp'), depot_at('http://127.0.0.1:9')\n"
+        "assert 'obstore' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=60)
+
+
 # --- sending -----------------------------------------------------------------------------------
 
 
