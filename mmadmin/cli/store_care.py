@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from mmadmin.cli.installation import is_set_up
-from mmadmin.cli.output import JsonFlag, bytes_text, console, emit_json, seconds_text
+from mmadmin.cli.output import JsonFlag, bytes_text, console, emit_json, errors, seconds_text
 from mmadmin.cli.records import connect
 from mmadmin.cli.store_names import (
     ObjectNames,
@@ -88,7 +88,7 @@ def gc(
         older_than_s=seconds_of(older_than) if older_than else 0,
         max_free_bytes=bytes_of(max_free) if max_free else None,
         leftover_s=seconds_of(leftovers) if leftovers else None,
-        on_wait=lambda holder: console.print(f"[dim]waiting for {escape(holder)}[/]"),
+        on_wait=lambda holder: errors.print(f"[dim]waiting for {escape(holder)}[/]"),
     )
     if as_json:
         emit_json(done.as_json() | {"generations_let_go": let_go})

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from mmadmin.cli.output import JsonFlag, bytes_text, console, emit_json
+from mmadmin.cli.output import JsonFlag, bytes_text, console, emit_json, errors
 from mmadmin.cli.store_care import progress_bar
 from mmadmin.cli.store_names import object_column, open_store, resolve_name
 from mmadmin.cli.tables import Column, table
@@ -135,10 +135,11 @@ def pull(
                 remedy="write MM_HOME/substituters.json (see docs/store.md), or use --from",
             )
         substituter = Substituter(
-            store, depots, trust, hook, lambda line: console.print(escape(line), style="dim")
+            store, depots, trust, hook, lambda line: errors.print(escape(line), style="dim")
         )
         if not substituter.pull(name, lease):
-            raise NotFound(f"{name} could not be had whole from {depots[0].label}")
+            asked = ", ".join(one.label for one in depots)
+            raise NotFound(f"{name} could not be had whole from {asked}")
         store.add_root("pulled", name, name, "pulled by hand")
     if as_json:
         emit_json({"name": name, "path": str(store.object_path(name))})

@@ -6,8 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
-from mmadmin.core.errors import InvalidInput
+from mmadmin.cli.store import app
+from mmadmin.core.errors import InvalidInput, NotFound
 from mmadmin.core.store import Store, StoreObject
 from tests.cli.test_store import mm, mm_json, model, store
 from tests.core.workshop import damage
@@ -48,6 +50,23 @@ def test_push_and_pull(
     assert CANARY not in said
     written = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert [path for path in written if CANARY.encode() in path.read_bytes()] == []
+
+
+def test_what_goes_wrong_meanwhile_is_no_data(
+    store: Store, model: StoreObject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str
+) -> None:
+    """A depot that is not there is said on stderr; stdout has one JSON document all the same."""
+    mm("push", address, "model")
+    gone = address.replace("s3://", "s3://no-such-", 1)
+    monkeypatch.setenv("MM_HOME", str(tmp_path / "other"))
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/substituters.json").write_text(json.dumps({"depots": [gone, address]}))
+    done = CliRunner().invoke(app, ["pull", model.name, "--json"])
+    assert done.exit_code == 0
+    assert json.loads(done.stdout)["name"] == model.name
+    assert "there is no bucket no-such-" in done.stderr
+    with pytest.raises(NotFound, match=r"no-such-.*, s3://"):
+        mm("pull", f"{'0' * 64}-nothing")
 
 
 def test_http_is_not_pushed_to(store: Store, model: StoreObject) -> None:
