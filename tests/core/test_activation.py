@@ -101,8 +101,10 @@ def play(walk: Walk, world: World, events: list[str], *, mode: Mode) -> Walk:
             continue
         world.do(walk)
         world.check(walk)
-        if event == "crash-after":
-            continue  # done, but not written down: it is done again
+        if event == "crash-after":  # done, but not written down: it is done again
+            if walk.phase is Phase.FLIP:  # the route itself is the record of that
+                walk = replace(walk, flipped=True)
+            continue
         following = after(walk, mode=mode if walk.phase is Phase.PREFLIGHT else None)
         if following is None:
             return walk
