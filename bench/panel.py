@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import panel_live, panel_records
-from tests.e2e.installation import free_ports
+from tests.support.ports import free_ports
 
 PAGE_MS = 100.0
 """Server time of a page, 95th percentile."""
