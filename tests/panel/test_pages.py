@@ -21,6 +21,7 @@ from deployments.models import (
     Deployment,
     Generation,
     Host,
+    Replica,
     Trial,
     User,
 )
@@ -203,6 +204,9 @@ def test_a_roll_back_needs_a_reason(operator: Client) -> None:
 
 def test_a_roll_back_is_foreseen(operator: Client) -> None:
     """Overlap or swap by the host's last word, how long requests wait, and of when that word is."""
+    html = operator.get(f"/deployments/{NAME}/generations/2/rollback/").content.decode()
+    assert f"the trial of {NAME}/4 ends" in html
+    Replica.objects.exclude(trial=None).delete()
     html = operator.get(f"/deployments/{NAME}/generations/2/rollback/").content.decode()
     assert "GPU 0 is short of 17.0 GiB" in html
     assert f"{NAME}/5 comes back by itself" in html
