@@ -21,7 +21,9 @@ def keys(actor: User, *, search: str = "", state: str = "", page: int = 1) -> Pa
     """Client keys, newest first; `search` looks at prefix, owner and note."""
     require(actor, Role.OPERATOR)
     if state not in KEY_STATES:
-        raise InvalidInput(f"{state!r} is not a key state", remedy=f"use {KEY_STATES[1:]}")
+        raise InvalidInput(
+            f"{state!r} is not a key state", remedy=f"use {', '.join(KEY_STATES[1:])}"
+        )
     now = timezone.now()
     rows = ClientKey.objects.select_related("created_by", "rotated_from")
     for word in search.split():

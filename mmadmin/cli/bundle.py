@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from mmadmin.cli.output import JsonFlag, bytes_text, console, emit_json
+from mmadmin.cli.output import JsonFlag, bytes_text, console, counted, emit_json
 from mmadmin.cli.records import actor
 from mmadmin.cli.store_care import progress_bar
 from mmadmin.cli.store_exchange import signing_key
@@ -79,7 +79,7 @@ def export(
         )
         return
     console.print(
-        f"[bold]{escape(found.uid)}[/]: {done.objects} objects, "
+        f"[bold]{escape(found.uid)}[/]: {counted(done.objects, 'object')}, "
         f"{bytes_text(done.sent_bytes)} written to {escape(str(folder))}"
     )
 

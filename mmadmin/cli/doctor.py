@@ -10,7 +10,7 @@ import typer
 from rich.markup import escape
 
 from mmadmin.cli.installation import is_set_up
-from mmadmin.cli.output import JsonFlag, console, emit_json
+from mmadmin.cli.output import JsonFlag, console, counted, emit_json
 from mmadmin.cli.tables import Column, table
 from mmadmin.core.errors import MmError, Unreachable
 from mmadmin.core.home import Home, Ports
@@ -83,9 +83,8 @@ def database() -> Result:
         connection.vendor, connection.vendor
     )
     if waiting:
-        return Result(
-            "database", "fail", f"{vendor} lacks {len(waiting)} migrations", "run `mm up`"
-        )
+        lacks = f"{vendor} lacks {counted(len(waiting), 'migration')}"
+        return Result("database", "fail", lacks, "run `mm up`")
     return Result("database", "ok", f"{vendor}, schema is current")
 
 

@@ -14,7 +14,7 @@ from rich.markup import escape
 
 from mmadmin.cli.asking import asking, hub_for
 from mmadmin.cli.deployments import SpecFile, read_spec
-from mmadmin.cli.output import JsonFlag, bytes_text, console, emit_json
+from mmadmin.cli.output import JsonFlag, bytes_text, console, counted, emit_json
 from mmadmin.cli.tables import Column, table
 from mmadmin.core.described_host import described_host
 from mmadmin.core.engine import Options
@@ -53,8 +53,6 @@ def fit(file: SpecFile, *, on: OnHost = "", as_json: JsonFlag = False) -> None:
     )
 
     spec = parse_spec(read_spec(file))
-    with asking("looking at the model's header", quiet=as_json) as say:
-        seen = look(spec, hub_for(say))
     home = Home.from_env()
     if on:
         facts = described_host(HOSTS, on)
@@ -63,6 +61,8 @@ def fit(file: SpecFile, *, on: OnHost = "", as_json: JsonFlag = False) -> None:
         facts = host_facts(home.store)
         engines = running_engines(home, facts)
         host = HostView("this machine", facts, engines, calibration_of(home))
+    with asking("looking at the model's header", quiet=as_json) as say:
+        seen = look(spec, hub_for(say))
     answer = place(wanted_of(spec, seen.shape, projector_bytes=seen.projector_bytes), [host])
     rows = answer_as_json(answer)
     room = _room(answer, seen.shape, spec.serve, facts)
@@ -86,8 +86,8 @@ def fit(file: SpecFile, *, on: OnHost = "", as_json: JsonFlag = False) -> None:
             _show(row)
         if room:
             console.print(
-                f"at most {room['largest_context']} tokens a request, "
-                f"or {room['most_slots']} requests of this context at once"
+                f"at most {room['largest_context']} tokens a request, or "
+                f"{counted(room['most_slots'], 'request')} of this context at once"
             )
     if not answer.candidates:
         raise typer.Exit(1)

@@ -102,6 +102,11 @@ def bytes_text(size: int) -> str:
     return f"{value:.1f} TiB"
 
 
+def counted(count: int, what: str) -> str:
+    """`1 object`, `2 objects`, `no objects`."""
+    return f"{count or 'no'} {what}{'' if count == 1 else 's'}"
+
+
 def when_text(at: datetime | None) -> str:
     """A moment in this machine's time zone, to the minute."""
     return at.astimezone().strftime("%Y-%m-%d %H:%M") if at else "never"

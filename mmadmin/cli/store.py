@@ -9,7 +9,7 @@ import typer
 from rich.markup import escape
 
 from mmadmin.cli import store_care, store_exchange
-from mmadmin.cli.output import JsonFlag, bytes_text, console, emit_json
+from mmadmin.cli.output import JsonFlag, bytes_text, console, counted, emit_json
 from mmadmin.cli.store_names import ObjectName, object_column, open_store, resolve_name
 from mmadmin.cli.tables import Column, table
 from mmadmin.core.errors import InvalidInput, NotFound
@@ -120,7 +120,7 @@ def release(
     exact = [one for one in keys if one == key] or keys
     if len(exact) != 1:
         raise NotFound(
-            f"{len(exact)} roots of kind {kind} have {key!r} in their key",
+            f"{counted(len(exact), 'root')} of kind {kind} with {key!r} in the key",
             remedy="`mm store roots` lists them",
         )
     store.remove_root(kind, exact[0])
@@ -172,7 +172,8 @@ def closure(name: ObjectName, *, as_json: JsonFlag = False) -> None:
         [[bytes_text(s.size_bytes), bytes_text(s.own_bytes), escape(s.name)] for s in found],
         empty="",
     )
-    console.print(f"{bytes_text(sum(s.size_bytes for s in found))} in {len(found)} objects")
+    total = bytes_text(sum(s.size_bytes for s in found))
+    console.print(f"{total} in {counted(len(found), 'object')}")
 
 
 app.command()(store_care.gc)

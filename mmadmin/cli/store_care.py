@@ -13,7 +13,15 @@ from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from mmadmin.cli.installation import is_set_up
-from mmadmin.cli.output import JsonFlag, bytes_text, console, emit_json, errors, seconds_text
+from mmadmin.cli.output import (
+    JsonFlag,
+    bytes_text,
+    console,
+    counted,
+    emit_json,
+    errors,
+    seconds_text,
+)
 from mmadmin.cli.records import connect
 from mmadmin.cli.store_names import (
     ObjectNames,
@@ -102,8 +110,9 @@ def gc(
     verb = "would be freed" if dry_run else "freed"
     console.print(
         f"{bytes_text(done.freed_bytes)} {verb} "
-        f"({len(done.objects)} objects, {done.blobs} files, {done.leftovers} leftovers, "
-        f"{done.realisations} records of steps), {done.kept_objects} objects kept, "
+        f"({counted(len(done.objects), 'object')}, {counted(done.blobs, 'file')}, "
+        f"{counted(done.leftovers, 'leftover')}, records of {counted(done.realisations, 'step')}), "
+        f"{counted(done.kept_objects, 'object')} kept, "
         f"{seconds_text(done.seconds)}"
     )
 
@@ -217,4 +226,4 @@ def reindex(*, as_json: JsonFlag = False) -> None:
     if as_json:
         emit_json({"objects": count})
     else:
-        sys.stdout.write(f"{count} objects\n")
+        sys.stdout.write(f"{counted(count, 'object')}\n")

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from mmadmin.cli.output import JsonFlag, bytes_text, console, emit_json, errors
+from mmadmin.cli.output import JsonFlag, bytes_text, console, counted, emit_json, errors
 from mmadmin.cli.store_care import progress_bar
 from mmadmin.cli.store_names import object_column, open_store, resolve_name
 from mmadmin.cli.tables import Column, table
@@ -103,7 +103,8 @@ def push(
         return
     words = f"signed by {signer.name}" if signer else "not signed: others must know the names"
     console.print(
-        f"{done.objects} objects and {done.claims} claims there, {done.blobs} files sent "
+        f"{counted(done.objects, 'object')} and {counted(done.claims, 'claim')} there, "
+        f"{counted(done.blobs, 'file')} sent "
         f"({bytes_text(done.sent_bytes)}), {escape(words)}"
     )
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from mmadmin.cli.asking import asking, hub_for
 from mmadmin.cli.build import plan
 from mmadmin.cli.fit import browse, fit
-from mmadmin.core.errors import SourceUnavailable
+from mmadmin.core.errors import NotFound, SourceUnavailable
 from tests.core.gguf_tables import mistral_medium
 from tests.host.test_hub_browser import header
 from tests.support.hub import LocalHub, local_hub, status
@@ -45,7 +45,7 @@ def test_it_fits_four_v100s(local: LocalHub) -> None:
     assert done.exit_code == 0, done.output
     assert "fits on GPU 0, 1, 2, 3" in done.output
     assert "GPU 3:" in done.output
-    assert "tokens a request" in done.output
+    assert "tokens a request, or 1 request of this context at once" in done.output
 
 
 def test_it_does_not_fit_a_t4(local: LocalHub) -> None:
@@ -56,6 +56,14 @@ def test_it_does_not_fit_a_t4(local: LocalHub) -> None:
     data = json.loads(CliRunner().invoke(app, ["fit", str(SEED), "--on", "t4", "--json"]).stdout)
     assert data["quant"] == "Q4_K_M"
     assert data["answers"][0]["ok"] is False
+
+
+def test_an_unknown_host_is_refused_before_anything_is_asked(local: LocalHub) -> None:
+    """Which hosts are described; the hub hears nothing."""
+    with pytest.raises(NotFound, match="no host named 'v100x5'") as caught:
+        CliRunner().invoke(app, ["fit", str(SEED), "--on", "v100x5"], catch_exceptions=False)
+    assert "v100x4" in caught.value.remedy
+    assert local.seen == []
 
 
 def test_browse_lists_sets_and_licence(local: LocalHub) -> None:
