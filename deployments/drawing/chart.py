@@ -47,8 +47,9 @@ class Chart:
     """(path of all of a series' bars, class)"""
     lines: Sequence[tuple[str, str]]
     """(path, class)"""
+    bar_width: float
     slots: Sequence[Slot]
-    """What is said where the pointer is; times without a value have none."""
+    """What is said where the pointer is on a bar."""
     y_words: Sequence[str]
     """Top to bottom."""
     x_words: Sequence[str]
@@ -93,7 +94,8 @@ def draw(
         series=series,
         bars=bars,
         lines=paths,
-        slots=_slots(times, series, words),
+        bar_width=round(FILL * WIDTH / max(1, count), 2),
+        slots=[] if lines else _slots(times, series, words),
         y_words=(words(top), words(top / 2), words(0)),
         x_words=_x_words(times),
         label=_label(title, times, series, words, lines=lines),
@@ -102,9 +104,8 @@ def draw(
 
 
 def _bars(count: int, series: Sequence[Series], top: float) -> list[tuple[str, str]]:
-    """Each series as one path: many small rectangles would outweigh the page."""
+    """Each series as one path of upright strokes: so many rectangles would outweigh the page."""
     slot = WIDTH / max(1, count)
-    wide = round(slot * FILL, 2)
     below = [0.0] * count
     paths = []
     for s in series:
@@ -113,8 +114,7 @@ def _bars(count: int, series: Sequence[Series], top: float) -> list[tuple[str, s
             if value <= 0:
                 continue
             tall = HEIGHT * value / top
-            x, y = i * slot + slot * (1 - FILL) / 2, HEIGHT - below[i]
-            pieces.append(f"M{x:.1f} {y:.1f}h{wide:g}v{-tall:.1f}h{-wide:g}z")
+            pieces.append(f"M{(i + 0.5) * slot:.1f} {HEIGHT - below[i]:.1f}v{-tall:.1f}")
             below[i] += tall
         paths.append(("".join(pieces), s.css))
     return paths

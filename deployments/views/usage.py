@@ -28,7 +28,7 @@ SPANS: dict[str, tuple[str, timedelta, Literal["hour", "day"]]] = {
     "90d": ("90 days", timedelta(days=90), "day"),
 }
 FRESH_S = 60.0
-SHOWN = 100
+SHOWN = 50
 """Rows of the table; the CSV has them all."""
 _answers: dict[Wanted, tuple[float, list[dict[str, Any]], list[Chart]]] = {}
 GROUPS = (
