@@ -131,6 +131,7 @@ SECTIONS: dict[str, tuple[Variable, ...]] = {
         Variable("AWS_SESSION_TOKEN", "of credentials for a time", "", remembered=False),
         Variable("AWS_SKIP_SIGNATURE", "true = public buckets", "false", remembered=False),
         Variable("AWS_REGION", "where the bucket is", "us-east-1", remembered=False),
+        Variable("AWS_DEFAULT_REGION", "the same", "", remembered=False),
         Variable("AWS_ENDPOINT_URL_S3", "an S3 service of one's own", "Amazon's", remembered=False),
         Variable("AWS_ENDPOINT_URL", "the same, for all services", "", remembered=False),
         Variable("AWS_ENDPOINT", "the same", "", remembered=False),

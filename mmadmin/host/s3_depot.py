@@ -11,7 +11,7 @@ import hashlib
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from http import HTTPStatus
@@ -53,6 +53,9 @@ READ_BYTES = 256 << 10
 BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 PREFIX = re.compile(r"[A-Za-z0-9!_.*'()/-]*")
 ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
+REGIONS = ("AWS_REGION", "AWS_DEFAULT_REGION")
+REGION = "us-east-1"
+"""Amazon's first, and what other services take for theirs."""
 FORM = "write s3://BUCKET/PREFIX, with ?endpoint=https://…&region=… where it is not Amazon's"
 
 FAILURES = (BaseError, FileNotFoundError, ValueError)
@@ -67,8 +70,7 @@ class Bucket:
     prefix: str
     endpoint: str = ""
     """Empty: Amazon's, of the region."""
-    region: str = ""
-    """Empty: the environment's, else us-east-1."""
+    region: str = REGION
 
     @property
     def label(self) -> str:
@@ -95,14 +97,19 @@ def bucket_at(address: str, env: Mapping[str, str] = os.environ) -> Bucket:
     doubtful = len(given) != len(asked) or bool(parts.fragment) or "//" in prefix
     if doubtful or not BUCKET.fullmatch(parts.netloc) or not PREFIX.fullmatch(prefix):
         raise InvalidInput("that is no address of a bucket", remedy=FORM)
-    variables = (env[name] for name in ENDPOINTS if env.get(name))
-    endpoint = (given.get("endpoint") or next(variables, "")).rstrip("/")
+    endpoint = (given.get("endpoint") or _first(env, ENDPOINTS)).rstrip("/")
     url = urlsplit(endpoint)
     if endpoint and (url.scheme not in {"http", "https"} or not url.hostname or url.username):
         raise InvalidInput(
             "the endpoint is no http(s) address", remedy="write https://s3.example.org"
         )
-    return Bucket(parts.netloc, prefix, endpoint, given.get("region", ""))
+    region = given.get("region") or _first(env, REGIONS) or REGION
+    return Bucket(parts.netloc, prefix, endpoint, region)
+
+
+def _first(env: Mapping[str, str], names: Sequence[str]) -> str:
+    """The first variable that is set; one that is set to nothing is not."""
+    return next((env[name] for name in names if env.get(name)), "")
 
 
 class S3Depot:
@@ -119,12 +126,10 @@ class S3Depot:
 
     def _store(self, timeouts: ClientConfig) -> S3Store:
         client: ClientConfig = {"connect_timeout": "10s", "user_agent": "mmadmin", **timeouts}
-        config: S3Config = {}
+        config: S3Config = {"region": self.bucket.region}
         if self.bucket.endpoint:
             config["aws_endpoint_url_s3"] = self.bucket.endpoint
             client["allow_http"] = self.bucket.endpoint.startswith("http://")
-        if self.bucket.region:
-            config["region"] = self.bucket.region
         if authorities := os.environ.get("AWS_CA_BUNDLE"):
             client["root_certificate"] = _certificates(Path(authorities))
         retry: RetryConfig = {
