@@ -242,7 +242,7 @@ def test_form_and_file_follow_each_other(site: Panel, browser: Browser) -> None:
     with visit(browser, site.url, "otto") as page:
         page.goto("/deployments/new/?from=smollm2-135m")
         file = page.get_by_label("Deployment file")
-        page.get_by_label("Context").fill("2048")
+        page.get_by_label("Context in tokens").fill("2048")
         expect(file).to_have_value(re.compile(r"context = 2048"))
         page.get_by_label("Slots", exact=True).fill("many")
         row = page.locator('[data-row="serve.slots"]')
