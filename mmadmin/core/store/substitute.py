@@ -39,16 +39,16 @@ class Substituter:
     progress: Progress = silent
     say: Say = quiet
     _claims: dict[str, Claim | None] = field(default_factory=dict)
-    _down: set[str] = field(default_factory=set)
-    """Labels of depots that did not answer: not asked again by this one."""
+    _down: set[int] = field(default_factory=set)
+    """Places in `depots` of those that did not answer: not asked again by this one."""
 
     def _asked(self) -> Iterator[Depot]:
-        return (depot for depot in self.depots if depot.label not in self._down)
+        return (depot for n, depot in enumerate(self.depots) if n not in self._down)
 
     def _note(self, depot: Depot, error: MmError) -> None:
         self.say(f"{depot.label}: {error.message}")
         if isinstance(error, SourceUnavailable):
-            self._down.add(depot.label)
+            self._down.update(n for n, one in enumerate(self.depots) if one is depot)
 
     def output(self, resolved_key: str) -> str | None:
         """The object that a step produced elsewhere, by enough trusted signatures; else None."""

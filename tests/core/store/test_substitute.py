@@ -12,7 +12,14 @@ import pytest
 
 from mmadmin.core.builder import realise
 from mmadmin.core.derivation import Derivation
-from mmadmin.core.errors import Conflict, InvalidInput, NotFound, StoreCorrupt, Untrusted
+from mmadmin.core.errors import (
+    Conflict,
+    InvalidInput,
+    NotFound,
+    SourceUnavailable,
+    StoreCorrupt,
+    Untrusted,
+)
 from mmadmin.core.planner import plan
 from mmadmin.core.store import Store
 from mmadmin.core.store.claims import Claim, SigningKey, Trust, claim_from_bytes
@@ -278,6 +285,29 @@ def test_a_stranger_s_claim_does_not_stand_in_the_way(
     substituter = Substituter(other, [depot, second], TRUST)
     realise(goal(), other, tools_for, Watch(), recipe_of=shop.recipe_of, substituter=substituter)
     assert shop.ran == []
+
+
+def test_a_depot_that_is_down_is_asked_once_and_no_other_for_it(
+    store: Store, other: Store, depot: Watched
+) -> None:
+    """Also where both are called the same."""
+    fill(store, depot, ALICE)
+    asked: list[str] = []
+
+    class Down:
+        label = depot.label
+
+        def read(self, path: str) -> bytes | None:
+            asked.append(path)
+            raise SourceUnavailable("down")
+
+        fetch = read
+
+    shop = Shop()
+    substituter = Substituter(other, [Down(), depot], TRUST)
+    realise(goal(), other, tools_for, Watch(), recipe_of=shop.recipe_of, substituter=substituter)
+    assert shop.ran == []
+    assert len(asked) == 1
 
 
 def test_another_key_under_a_trusted_name_does_not_count(store: Store, depot: Watched) -> None:
