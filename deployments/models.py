@@ -410,6 +410,7 @@ class Trial(Job):
     phase = models.CharField(max_length=16, blank=True)
     """The step of `mmadmin.core.trial` that it is in; empty = it has not begun."""
     opened_at = models.DateTimeField(null=True, blank=True)
+    """When every gate knew it."""
     ends_at = models.DateTimeField(null=True, blank=True)
     """Set once it is open: until then it sleeps, queued and held by nobody."""
     ending = models.TextField(blank=True)
@@ -435,7 +436,8 @@ class Trial(Job):
     @property
     def standing(self) -> Standing:
         """Where it is, for people."""
-        return standing(JobState(self.state), Phase(self.phase) if self.phase else None)
+        phase = Phase(self.phase) if self.phase else None
+        return standing(JobState(self.state), phase, told=self.opened_at is not None)
 
     @property
     def active(self) -> bool:

@@ -155,11 +155,11 @@ class Walker(Engines):
 
     def _open(self) -> None:
         """The gates route its name; its time begins."""
-        now = timezone.now()
+        self._publish()
         if self.trial.ends_at is None:
+            now = timezone.now()
             ends_at = now + timedelta(minutes=self.trial.minutes)
             lease.write(self.trial, opened_at=now, ends_at=ends_at)
-        self._publish()
 
     def _close(self) -> None:
         """The gates route it no more."""

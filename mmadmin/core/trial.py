@@ -80,8 +80,11 @@ def turn_back(phase: Phase) -> Phase:
     return Phase.CLOSE if phase is Phase.OPEN else Phase.STOP
 
 
-def standing(state: JobState, phase: Phase | None) -> Standing:
-    """Where a trial is, from its job's state and its phase; `phase` None = it has not begun."""
+def standing(state: JobState, phase: Phase | None, *, told: bool) -> Standing:
+    """Where a trial is, from its job's state and its phase; `phase` None = it has not begun.
+
+    `told` = every gate knows it: before that, one who asked would not be answered yet.
+    """
     ended = {
         JobState.SUCCEEDED: Standing.ENDED,
         JobState.CANCELLED: Standing.CANCELLED,
@@ -92,6 +95,6 @@ def standing(state: JobState, phase: Phase | None) -> Standing:
         return ended[state]
     if phase is None:
         return Standing.WAITING
-    if phase is Phase.OPEN:
+    if phase is Phase.OPEN and told:
         return Standing.OPEN
     return Standing.STARTING if phase in FORWARD else Standing.ENDING

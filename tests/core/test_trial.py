@@ -47,18 +47,24 @@ def test_every_phase_is_on_one_way_and_has_its_words() -> None:
 
 
 def test_it_is_open_in_one_phase_only() -> None:
-    """Only an active job in the phase `open` answers requests."""
+    """Only an active job in the phase `open` answers requests, once every gate knows it."""
     open_ones = {
-        (state, phase)
+        (state, phase, told)
         for state in JobState
         for phase in (None, *Phase)
-        if standing(state, phase) is Standing.OPEN
+        for told in (True, False)
+        if standing(state, phase, told=told) is Standing.OPEN
     }
-    assert open_ones == {(s, Phase.OPEN) for s in (JobState.QUEUED, JobState.RUNNING)}
+    assert open_ones == {(s, Phase.OPEN, True) for s in (JobState.QUEUED, JobState.RUNNING)}
+    assert standing(JobState.RUNNING, Phase.OPEN, told=False) is Standing.STARTING
 
 
 @pytest.mark.parametrize("state", sorted(ENDED))
 @pytest.mark.parametrize("phase", [None, *Phase])
 def test_an_ended_job_is_an_ended_trial(state: JobState, phase: Phase | None) -> None:
     """However far it had come."""
-    assert standing(state, phase) in {Standing.ENDED, Standing.FAILED, Standing.CANCELLED}
+    assert standing(state, phase, told=True) in {
+        Standing.ENDED,
+        Standing.FAILED,
+        Standing.CANCELLED,
+    }
