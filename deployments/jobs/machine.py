@@ -42,7 +42,7 @@ from mmadmin.host.drift import drift
 from mmadmin.host.facts import host_facts
 from mmadmin.host.hub import Hub
 from mmadmin.host.probe import ask_rest, liveness, prove, work
-from mmadmin.host.readiness import wait_ready
+from mmadmin.host.readiness import is_loading, wait_ready
 from mmadmin.host.resolve import resolve
 from mmadmin.host.substitute import open_substituter
 from mmadmin.host.toolbox import HostConfig, HostToolbox
@@ -298,6 +298,13 @@ class Machine:
     def alive(self, replica: Replica, launch: LaunchSpec) -> None:
         """Raise `Unreachable` unless a tiny completion comes back in time."""
         liveness(launch, self.secret(replica))
+
+    def loading(self, replica: Replica, launch: LaunchSpec) -> bool:
+        """True while the engine loads its model, for as long as that may take."""
+        process = self.process(replica)
+        if process is None or process.age_s > launch.load_deadline_s:
+            return False
+        return is_loading(launch, self.secret(replica))
 
     def work(self, replica: Replica, launch: LaunchSpec) -> str | None:
         """A mark of how far the engine's requests are; empty = none is in work, None = not told."""

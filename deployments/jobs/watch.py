@@ -80,6 +80,10 @@ class Hands(Protocol):
         """Raise `Unreachable` unless a tiny completion comes back in time."""
         ...
 
+    def loading(self, replica: Replica, launch: LaunchSpec) -> bool:
+        """True while the engine loads its model, for as long as that may take."""
+        ...
+
     def work(self, replica: Replica, launch: LaunchSpec) -> str | None:
         """A mark of how far the engine's requests are; empty = none is in work, None = not told.
 
@@ -134,11 +138,18 @@ def _end_leftover(replica: Replica, hands: Hands) -> None:
 def _look_at(replica: Replica, hands: Hands, view: gates.GateView | None) -> None:
     launch = hands.launch(replica.generation, seat_of(replica))
     process = hands.process(replica)
+    fell = False
     if process is not None and process != replica.process:
+        fell = replica.process is not None
         note_process(replica, process)
     _note_drift(replica, hands.drift(replica, launch))
     if process is None:
         _not_alive(replica, launch, hands, "its process does not run")
+        return
+    if fell:
+        _not_alive(replica, launch, hands, "its process ended and was started again")
+        return
+    if hands.loading(replica, launch):
         return
     clients = None if view is None else view.inflight.get(replica.generation.uid, 0) > 0
     if clients is False:
@@ -230,7 +241,12 @@ def _not_alive(replica: Replica, launch: LaunchSpec, hands: Hands, words: str) -
         return
     log.warning("%s is not alive (%s): restarting it", replica.uid, words)
     Replica.objects.filter(pk=replica.pk).update(
-        restarts=replica.restarts + 1, restarted_at=now, failures=0, work="", worked_at=None
+        restarts=replica.restarts + 1,
+        restarted_at=now,
+        failures=0,
+        work="",
+        worked_at=None,
+        pid=None,
     )
     hands.restart(replica, launch)
 

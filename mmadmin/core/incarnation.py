@@ -9,6 +9,7 @@ mmadmin remembers processes: in lease files, in the supervisor's records, in the
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -61,6 +62,12 @@ class Incarnation:
     def alive(self) -> bool:
         """True while that very process runs (a zombie does not)."""
         return self.boot == boot_id() and start_time(self.pid) == self.started
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since it started, whatever the clock of the day did meanwhile."""
+        now = time.clock_gettime(time.CLOCK_BOOTTIME)
+        return now - self.started / os.sysconf("SC_CLK_TCK")
 
     def as_json(self) -> dict[str, int | str]:
         """The process as data."""

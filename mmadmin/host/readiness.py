@@ -50,6 +50,7 @@ SIGNALS: Mapping[str, str] = {
     "SIGABRT": "it gave up by itself",
 }
 """What a signal that ends an engine usually means."""
+STARTING, LOADING = "starting", "loading the model"
 _PROMPT = "The sun rises in the"
 
 
@@ -167,6 +168,12 @@ def wait_ready(
         return _prove(client, launch, watch, time.monotonic() - began)
 
 
+def is_loading(launch: LaunchSpec, secret: str) -> bool:
+    """True while an engine whose process runs does not listen yet, or says that it loads."""
+    with EngineClient(launch, secret) as client:
+        return _state(client, launch) in (STARTING, LOADING)
+
+
 def _state(client: EngineClient, launch: LaunchSpec) -> str | None:
     """What the engine is doing, in words; None = it says that it is healthy."""
     try:
@@ -174,9 +181,9 @@ def _state(client: EngineClient, launch: LaunchSpec) -> str | None:
     except httpx.TimeoutException:
         return "it does not answer in time"
     except httpx.HTTPError:
-        return "starting"
+        return STARTING
     if answer.status_code == _LOADING:
-        return "loading the model"
+        return LOADING
     if answer.status_code != _OK:
         return f"{launch.probe.health_path} answers {answer.status_code}"
     return None

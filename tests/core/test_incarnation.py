@@ -23,6 +23,18 @@ def test_a_reused_pid_is_another_process() -> None:
     assert Incarnation.of(NO_PID) is None
 
 
+def test_its_age_is_counted_from_the_boot() -> None:
+    """A process that was just started is younger than the one that started it."""
+    child = subprocess.Popen(["/bin/sleep", "600"])
+    try:
+        young = Incarnation.of(child.pid)
+        assert young
+        assert -1 < young.age_s < Incarnation.me().age_s + 0.02  # a tick is a hundredth
+    finally:
+        child.kill()
+        child.wait()
+
+
 def test_a_zombie_is_dead() -> None:
     """A process that only waits to be reaped runs no more."""
     child = subprocess.Popen([sys.executable, "-c", ""])

@@ -294,12 +294,16 @@ class ToyMachine:
         return {**report, "whole": may_generate()}
 
     def process(self, replica: Replica) -> Incarnation | None:
-        return PROCESS if replica.uid in told("engines", {}) else None
+        process = replace(PROCESS, started=told("started", PROCESS.started))
+        return process if replica.uid in told("engines", {}) else None
 
     def alive(self, replica: Replica, launch: LaunchSpec) -> None:
         note(f"alive {replica.uid}")
         if replica.generation.uid in told("hangs", []):
             raise Unreachable("the engine does not answer: timeout")
+
+    def loading(self, replica: Replica, launch: LaunchSpec) -> bool:
+        return replica.generation.uid in told("loads", [])
 
     def work(self, replica: Replica, launch: LaunchSpec) -> str | None:
         mark = told("work", "")

@@ -156,10 +156,10 @@ def test_an_engine_that_hangs_while_clients_stay(two: Deployment, mark: str) -> 
     machines.tell("work", mark)
     for _ in range(3):
         tasks.watch_engines()
-    later(299)
+    later(150)
     tasks.watch_engines()
     assert not Alarm.objects.exists()
-    later(2)
+    later(151)
     tasks.watch_engines()
     assert not Alarm.objects.exists(), "one look may be chance, or a clock that jumped"
     tasks.watch_engines()
@@ -241,3 +241,29 @@ def test_a_process_of_an_earlier_form_is_unknown_until_it_was_seen(two: Deployme
     assert live.get().process is None
     tasks.watch_engines()
     assert live.get().process == machines.PROCESS
+
+
+def test_an_engine_that_loads_is_not_dead(two: Deployment) -> None:
+    """Started again by the supervisor, a large model takes minutes: it is given them."""
+    machines.tell("hangs", ["smol/2"])
+    machines.tell("loads", ["smol/2"])
+    machines.tell("started", 2)
+    for _ in range(5):
+        tasks.watch_engines()
+    assert (asked(), restarted()) == (0, 0)
+    assert not Alarm.objects.exists()
+    machines.tell("loads", [])
+    machines.tell("hangs", [])
+    tasks.watch_engines()
+    assert Replica.objects.get(generation=two.live).failures == 0
+
+
+def test_an_engine_that_falls_again_and_again_is_rolled_back(two: Deployment) -> None:
+    """Each look finds it loading, and each time it is another process: that is no loading."""
+    machines.tell("loads", ["smol/2"])
+    for started in (2, 3):
+        machines.tell("started", started)
+        tasks.watch_engines()
+    alarm = Alarm.objects.get()
+    assert alarm.message == "its process ended and was started again"
+    assert Activation.objects.filter(actor=None, target__number=1).exists()

@@ -35,7 +35,7 @@ from mmadmin.core.home import Home
 from mmadmin.core.incarnation import Incarnation
 from mmadmin.host import engine_process, launch
 from mmadmin.host.endings import end_processes
-from mmadmin.host.readiness import wait_ready
+from mmadmin.host.readiness import is_loading, wait_ready
 from mmadmin.host.supervisor import ProgramSpec, Supervisor
 from tests.support.ports import free_port, free_ports
 
@@ -137,6 +137,7 @@ def test_an_engine_is_started_proved_and_stopped(home, uid, port, tmp_path):
     assert (ready.process, ready.context_per_slot, ready.slots) == (process, 4096, 2)
     assert ready.completion == " east."
     assert said[-2:] == ["loading the model", "answering; proving that it is the right one"]
+    assert not is_loading(made, SECRET)
     assert engine_process.process(home, uid) == process
     assert engine_process.start(home, uid, made, SECRET) == process
     assert uid in engine_process.engines(home)
@@ -281,6 +282,7 @@ def test_an_engine_that_loads_for_ever_is_refused(home, uid, port):
     made = stub(port, load_until="/nowhere")
     engine_process.start(home, uid, made, SECRET)
     wait_for_listener(port)
+    assert is_loading(made, SECRET)
     error = failure(home, uid, made, deadline_s=0)
     assert error.details["probe"] == "ready"
     assert "not ready in time: loading the model" in error.message
