@@ -111,21 +111,18 @@ class Hub:
             listener.offer(kind, topics)
 
     async def _read(self) -> None:
-        missed = False
         while True:
             broker = redis.asyncio.Redis.from_url(settings.REDIS_URL, socket_connect_timeout=2)
             try:
                 async with broker.pubsub() as channel:
                     await channel.subscribe(EVENTS_CHANNEL)
-                    if missed:
-                        self.tell({"kind": "tick"})
-                    missed = True
                     async for message in channel.listen():
-                        if message["type"] == "message":
+                        if message["type"] == "subscribe":  # what was said before, nobody heard
+                            self.tell({"kind": "tick"})
+                        elif message["type"] == "message":
                             self._take(message["data"])
             except (RedisError, OSError) as error:
                 log.info("live pages look for themselves: the broker is away (%s)", error)
-                missed = True
                 self.tell({"kind": "tick"})
                 await asyncio.sleep(LOOK_AGAIN_S)
             finally:

@@ -7,15 +7,18 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, Page, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
 
 from tests.panel import PASSWORD
 
+PATIENCE_MS = 120_000
+"""What anything may take on a machine that does other things too."""
 CHROMIUM = Path("/usr/bin/chromium")
 ARGUMENTS = [
     "--headless=new",
     "--no-sandbox",
     "--disable-gpu",
+    "--disable-dev-shm-usage",  # a container's is small
     "--no-first-run",
     "--disable-background-networking",
     "--disable-component-update",
@@ -29,7 +32,10 @@ def chromium() -> Iterator[Browser]:
     if not CHROMIUM.exists():
         pytest.fail("the browser tests need Debian's Chromium: apt-get install -y chromium")
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        expect.set_options(timeout=PATIENCE_MS)
+        browser = playwright.chromium.launch(
+            executable_path=CHROMIUM, args=ARGUMENTS, timeout=PATIENCE_MS
+        )
         try:
             yield browser
         finally:
@@ -54,7 +60,7 @@ class Complaints(list[str]):
 def visit(browser: Browser, url: str, name: str | None, *, width: int = 1440) -> Iterator[Page]:
     """A fresh window, logged in as one of the team; it must end without a complaint."""
     context = browser.new_context(viewport={"width": width, "height": 900}, base_url=url)
-    context.set_default_timeout(20_000)
+    context.set_default_timeout(PATIENCE_MS)
     page = context.new_page()
     complaints = Complaints()
     complaints.watch(page)

@@ -67,7 +67,7 @@ class Provider:
         claims = {
             "iss": self.issuer,
             "aud": CLIENT,
-            "exp": int(time.time()) + 60,
+            "exp": int(time.time()) + 600,
             "iat": int(time.time()),
             "nonce": asked["nonce"],
             **self.person,

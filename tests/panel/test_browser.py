@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,7 +14,7 @@ from playwright.sync_api import Browser, expect
 from tests.panel.browsing import chromium, visit
 from tests.panel.site import Panel, panel
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(1800)]
 
 NAME = "mistral-medium-3.5"
 PAGES = (
@@ -139,33 +138,19 @@ def test_a_viewer_sees_and_cannot(site: Panel, browser: Browser) -> None:
 
 
 WRITE = """
-import time
 from deployments import feed
 from deployments.models import Build, LogChunk
 build = Build.objects.get(pk=7)
 step = build.steps.get(state="running")
-now = time.time()
 chunk = LogChunk.objects.create(build=step.build, step=step, text="fresh from the compiler\\n")
 build.steps.filter(pk=step.pk).update(progress_done=300)
 feed.announce("log", chunk.pk, deployment="smollm2-135m", build=7)
 feed.announce("step", step.pk, deployment="smollm2-135m", build=7)
-print(now)
 """
-ARRIVALS = """() => {
-  const seen = {};
-  window.arrived = new Promise((resolve) => {
-    const look = () => {
-      if (document.getElementById("log").textContent.includes("fresh from the compiler")) seen.log ??= Date.now();
-      if (document.getElementById("steps").textContent.includes("300 of 412")) seen.step ??= Date.now();
-      if (seen.log && seen.step) resolve(seen);
-    };
-    new MutationObserver(look).observe(document.body, { subtree: true, childList: true, characterData: true });
-  });
-}"""
 
 
-def test_lines_and_progress_arrive_at_once(site: Panel, browser: Browser) -> None:
-    """What a worker writes is on an open page within a second, without reloading."""
+def test_lines_and_progress_are_told(site: Panel, browser: Browser) -> None:
+    """What a worker writes is on an open page by an event, without reloading or looking again."""
     with visit(browser, site.url, "vera") as page:
         page.goto("/builds/7/")
         expect(page.locator("html")).to_have_attribute("data-stream", "on")
@@ -247,6 +232,7 @@ def test_form_and_file_follow_each_other(site: Panel, browser: Browser) -> None:
         page.get_by_label("Slots", exact=True).fill("many")
         row = page.locator('[data-row="serve.slots"]')
         expect(row.locator(".wrong")).to_contain_text("whole number")
+        expect(file).to_have_value(re.compile(r'slots = "many"'))
         text = file.input_value()
         file.fill(text.replace('slots = "many"', "slots = 3"))
         expect(page.get_by_label("Slots", exact=True)).to_have_value("3")
@@ -410,8 +396,4 @@ def test_time_counts_on(site: Panel, browser: Browser) -> None:
     with visit(browser, site.url, "vera") as page:
         page.goto("/builds/7/")
         clock = page.locator('#build-head time[data-ago="since"]')
-        before = clock.inner_text()
-        give_up = time.monotonic() + 5
-        while clock.inner_text() == before and time.monotonic() < give_up:
-            page.wait_for_timeout(200)
-        assert clock.inner_text() != before
+        expect(clock).not_to_have_text(clock.inner_text())
