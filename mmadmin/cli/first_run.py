@@ -159,6 +159,7 @@ def curl_line(outcome: Outcome, ports: Ports) -> str:
     body = {
         "model": outcome.model,
         "messages": [{"role": "user", "content": QUESTION}],
+        "max_tokens": MAX_TOKENS,  # a model this small does not always come to an end
     }
     return (
         f"curl -s {gate_url(ports)}/v1/chat/completions "

@@ -34,7 +34,7 @@ CHECKS = (
 pytestmark = [
     pytest.mark.django_db(transaction=True),
     pytest.mark.usefixtures("toy_machine"),
-    pytest.mark.timeout(600),
+    pytest.mark.timeout(1800),
 ]
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -25,23 +24,14 @@ from mmadmin.core.home import Home
 from mmadmin.core.store import Store
 from mmadmin.host.supervisor import Supervisor
 from tests.support.engine import EngineStore
+from tests.support.ports import free_ports
 
 ROOT = Path(__file__).resolve().parents[2]
 CATALOG = ROOT / "deployments" / "catalog"
 MM = [sys.executable, "-c", "from mmadmin.cli.main import main; main()"]
 PATIENCE_S = 180.0
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on, all different."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
+ENGINE_PORTS = 16
+"""How many ports an installation gets for its engines."""
 
 
 def wait_for(what: str, look: Callable[[], Any], *, patience_s: float = PATIENCE_S) -> Any:
@@ -115,6 +105,7 @@ class Installation:
                 "model": model,
                 "messages": [{"role": "user", "content": words}],
                 "max_tokens": tokens,
+                "temperature": 0,
             },
             timeout=PATIENCE_S,
             trust_env=False,
@@ -125,7 +116,6 @@ class Installation:
         answer = wait_for(
             "an answer",
             lambda: (a := self.ask(key, model)).status_code == httpx.codes.OK and a,
-            patience_s=30,
         )
         assert answer.json()["choices"][0]["message"]["content"]
         return str(answer.headers["x-mm-generation"])
@@ -176,7 +166,7 @@ def installation(
 
     `more` are further variables of its environment.
     """
-    panel, gate, metrics, engines = free_ports(4)
+    panel, gate, metrics, engines, *_ = free_ports(3 + ENGINE_PORTS)
     hidden = ("MM_", "DJANGO_", "DATABASE_URL", "REDIS_URL", "PUBLIC_ORIGIN", "PYTEST_")
     env = {k: v for k, v in os.environ.items() if not k.startswith(hidden)}
     env |= {

@@ -12,7 +12,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.e2e.installation import MM, ROOT, Installation, installation, wait_for
+from mmadmin.core.store.locks import file_lock
+from tests.e2e.installation import MM, PATIENCE_S, ROOT, Installation, installation, wait_for
 from tests.support.engine import EngineStore
 
 NAME = "smollm2-135m"
@@ -29,26 +30,27 @@ def hears_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_first_up_and_the_next_ones(fresh: Installation) -> None:
     """Interrupted once, run again: login, answer, key and a curl line that works.
 
     The next `mm up` has nothing to do. After `mm down` everything, engines too, is gone, and
     `mm up` brings back what was live.
     """
-    first = subprocess.Popen(
-        [*MM, "up"],
-        cwd=ROOT,
-        env=fresh.env,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        preexec_fn=hears_interrupts,  # noqa: PLW1509 (no threads here)
-    )
-    try:
-        wait_for("a deployment", (fresh.home.root / "first-run.json").exists)
-    finally:
-        first.send_signal(signal.SIGINT)
-        said = first.communicate(timeout=60)[0].decode()
+    with file_lock(fresh.store().layout.lock("gc")):  # the build waits for that
+        first = subprocess.Popen(
+            [*MM, "up"],
+            cwd=ROOT,
+            env=fresh.env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            preexec_fn=hears_interrupts,  # noqa: PLW1509 (no threads here)
+        )
+        try:
+            wait_for("a deployment", (fresh.home.root / "first-run.json").exists)
+        finally:
+            first.send_signal(signal.SIGINT)
+            said = first.communicate(timeout=PATIENCE_S)[0].decode()
     assert first.returncode == 130
     assert re.search(r"password \S{16}", said), "shown before what takes long"
 
@@ -65,10 +67,12 @@ def test_first_up_and_the_next_ones(fresh: Installation) -> None:
     answer = fresh.ask(key[1], NAME)
     assert answer.headers["x-mm-generation"] == f"{NAME}/1"
     assert fresh.deployment(NAME)["newest_generation"] == 1
-    page = httpx.get(f"{fresh.panel}/login/", trust_env=False)
+    page = httpx.get(f"{fresh.panel}/login/", trust_env=False, timeout=PATIENCE_S)
     assert page.status_code == httpx.codes.OK
 
-    again = fresh.run("up", timeout_s=15)
+    before = {s["name"]: s["pid"] for s in fresh.json("status")["services"]}
+    again = fresh.run("up")
+    assert {s["name"]: s["pid"] for s in fresh.json("status")["services"]} == before
     assert "sk-mm-" not in again
     assert "password as it was shown" in again
 

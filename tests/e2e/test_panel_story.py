@@ -12,7 +12,7 @@ from playwright.sync_api import Browser, Page, expect
 from tests.e2e.installation import ROOT, Installation, wait_for
 from tests.panel.browsing import chromium, login, visit
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(1800)]
 
 NAME = "browser-smol"
 PASSWORD = "a password for the browser"
@@ -110,6 +110,5 @@ def test_the_whole_story(site: Installation, browser: Browser) -> None:
     wait_for(
         "the refusal",
         lambda: site.ask(key, NAME).status_code == httpx.codes.UNAUTHORIZED,
-        patience_s=5,
     )
     site.run("stop", NAME, "--reason", "the story is over")

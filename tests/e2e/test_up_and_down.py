@@ -11,7 +11,7 @@ import pytest
 from tests.e2e.installation import MM, ROOT, Installation, installation, wait_for
 from tests.support.engine import EngineStore
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +80,7 @@ def test_down_after_an_order_to_end(bare: Installation) -> None:
     interrupted = begin(bare, "down")
     wait_for("the shutdown", lambda: bare.supervisor.state() != "running")
     interrupted.send_signal(signal.SIGINT)
-    interrupted.communicate(timeout=60)
+    interrupted.communicate(timeout=240)
     bare.run("down")
     assert bare.processes() == []
 
