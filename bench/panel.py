@@ -124,7 +124,7 @@ def pages() -> list[str]:
 
     running = Build.objects.get(state="running").pk
     ended = Build.objects.filter(state="succeeded").order_by("-pk")[0].pk
-    g = max(2, Generation.objects.filter(deployment__name="model-03").count() // 2)
+    g = max(3, Generation.objects.filter(deployment__name="model-03").count() // 2)
     activation = Activation.objects.order_by("-pk")[0].pk
     key = ClientKey.objects.filter(revoked_at=None)[0].key_id
     here = "/deployments/model-03/"
@@ -152,8 +152,9 @@ def logged_in() -> Any:
     """A client that is logged in as the admin."""
     from django.test import Client
 
-    from deployments.models import User
+    from deployments.models import Session, User
 
+    Session.objects.all().delete()  # each client is a login, and the account page lists them
     client = Client()
     client.force_login(User.objects.get(username="ada"))
     return client
