@@ -317,6 +317,8 @@ async def under_load(
     switches = []
     for n in range(options.rounds):
         for number, back in ((second, False), (first, True)):
+            if await asyncio.to_thread(records.live) == number:
+                continue  # the one before has failed, and is counted as that
             done = await asyncio.to_thread(records.switch, number, mode, back=back)
             switches.append(done)
             took = f"{sum(done.phases.values()):.1f} s {done.phases}"
@@ -352,9 +354,13 @@ async def click_to_token(
     first = await asyncio.to_thread(deploy, site, folder, mode, "0.2", live=True)
     second = await asyncio.to_thread(deploy, site, folder, mode, "0.3", live=False)
     beyond, backs, failures = [], [], []
+    broken: list[Switch] = []
     async with aiohttp.ClientSession() as session:
         for n in range(rounds):
-            await asyncio.to_thread(records.switch, second, mode, back=False)
+            there = await asyncio.to_thread(records.switch, second, mode, back=False)
+            if there.state != "succeeded":
+                broken.append(there)
+                continue
             back = asyncio.create_task(asyncio.to_thread(records.switch, first, mode, back=True))
             while True:
                 request = Request(time.time(), streamed=mode == "overlap")
@@ -374,22 +380,27 @@ async def click_to_token(
         "engine_load_s": [round(switch.load_s, 3) for switch in backs],
         "phases_median_s": medians(backs),
         "failures": failures,
-        "not_succeeded": [asdict(switch) for switch in backs if switch.state != "succeeded"],
+        "not_succeeded": [
+            asdict(switch) for switch in [*broken, *backs] if switch.state != "succeeded"
+        ],
     }
 
 
 def quiet_rows(found: dict[str, Any]) -> list[Row]:
     """The figures of roll-backs without load."""
     name, beyond = found["mode"].removeprefix("quiet "), found["beyond_load_s"]
-    loads, of = statistics.median(found["engine_load_s"]), f"of {len(beyond)}"
     broken = len(found["failures"]) + len(found["not_succeeded"])
     head = f"click to first token, {name}"
+    failures = Row(f"{head}: failures", broken, "", 0)
+    if not beyond:
+        return [failures]
+    loads, of = statistics.median(found["engine_load_s"]), f"of {len(beyond)}"
     return [
+        failures,
         Row(f"{head}: engine loads", loads, "s", note=f"median {of}; not counted below"),
         Row(f"{head}: median beyond", statistics.median(beyond), "s", OVERHEAD_S, of),
         Row(f"{head}: p95 beyond", percentile(beyond, 95), "s", note=of),
         Row(f"{head}: worst beyond", max(beyond), "s", WORST_S, of),
-        Row(f"{head}: failures", broken, "", 0),
     ]
 
 
@@ -431,8 +442,8 @@ def judge(mode: str, switches: Sequence[Switch], requests: Sequence[Request]) ->
         "longest_request_s": round(max(r.ended - r.began for r in requests), 2),
         "phases_median_s": medians(switches),
     }
-    if mode == "swap":
-        holds = [(held_s(s), s.load_s) for s in switches if "flip" in s.phases]
+    holds = [(held_s(s), s.load_s) for s in switches if s.state == "succeeded" and mode == "swap"]
+    if len(holds) > 1:
         found["first_hold_s"], found["first_hold_load_s"] = (round(x, 2) for x in holds[0])
         found["later_hold_s"] = round(statistics.median(held for held, _ in holds[1:]), 2)
         found["later_hold_load_s"] = round(statistics.median(load for _, load in holds[1:]), 2)
@@ -449,7 +460,7 @@ def loaded_rows(found: dict[str, Any]) -> list[Row]:
         Row(f"{head}: answers after the drain", found["late_answers"], "", 0, requests),
         Row(f"{head}: longest request", found["longest_request_s"], "s"),
     ]
-    if found["mode"] == "swap":
+    if "first_hold_s" in found:
         for which in ("first", "later"):
             load = f"of which the engine's loading {found[f'{which}_hold_load_s']:.2f}"
             name = f"{head}: hold, {which} time proved"

@@ -265,7 +265,7 @@ def _go_back(fallen: Generation, words: str) -> bool:
     before = last.previous
     if before.state != GenerationState.RETIRED or last.kind == ActivationKind.STOP:
         return False
-    reason = f"by itself: {fallen.uid} fell {words}"
+    reason = f"by itself: {fallen.uid} fell: {words}"
     try:
         with transaction.atomic():
             activation = Activation.objects.create(

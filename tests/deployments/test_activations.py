@@ -342,6 +342,52 @@ def test_cancel_while_it_loads(people: People, gate: Gate, fits: bool) -> None:
     until(lambda: gate.routes[-1] == ("open", 1, 1))
 
 
+CANCELS = [(True, "preflight"), (True, "start")]
+CANCELS += [(False, "preflight"), (False, "stop"), (False, "start")]
+
+
+@pytest.mark.parametrize(("fits", "verb"), CANCELS)
+def test_cancel_in_the_middle_of_a_step(people: People, gate: Gate, fits: bool, verb: str) -> None:
+    """Whatever is being done: it is undone, and the old one serves, by the same engine or again."""
+    built(people)
+    go(people, 1)
+    built(people, 4096)
+    machines.tell("room", "overlap" if fits else "swap")
+    machines.tell("hold", [verb])
+    before = len(machines.done())
+    activation = actions.activate(people.bob, "smol", 2, reason="go")
+    thread = threading.Thread(target=_in_thread, args=(activation.pk,))
+    thread.start()
+    until(lambda: any(line.startswith(f"{verb} ") for line in machines.done()[before:]))
+    actions.cancel_activation(people.bob, activation.pk)
+    machines.tell("hold", [])
+    thread.join()
+    activation.refresh_from_db()
+    assert activation.state == JobState.CANCELLED
+    assert (live(), states(), running()) == (1, ["live", "built"], ["smol/1"])
+    until(lambda: gate.routes[-1] == ("open", 1, 1))
+
+
+def test_cancel_while_the_old_one_drains_for_a_swap(people: People, gate: Gate) -> None:
+    """Nothing was taken down yet: the held requests go on, to the same engine."""
+    built(people)
+    go(people, 1)
+    built(people, 4096)
+    machines.tell("room", "swap")
+    gate.inflight["smol/1"] = 1
+    activation = actions.activate(people.bob, "smol", 2, reason="go")
+    thread = threading.Thread(target=_in_thread, args=(activation.pk,))
+    thread.start()
+    until(lambda: Activation.objects.get(pk=activation.pk).phase == "drain")
+    actions.cancel_activation(people.bob, activation.pk)
+    thread.join()
+    activation.refresh_from_db()
+    assert activation.state == JobState.CANCELLED
+    assert (live(), states(), running()) == (1, ["live", "built"], ["smol/1"])
+    assert not any(line.startswith("stop smol.1") for line in machines.done())
+    until(lambda: gate.routes[-1] == ("open", 1, 1))
+
+
 def test_a_cancel_that_the_recorder_has_not_seen_is_heeded_before_the_flip(
     people: People, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:

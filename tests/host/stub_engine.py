@@ -81,7 +81,7 @@ class Handler(BaseHTTPRequestHandler):
             time.sleep(3600)
         if self.path == "/apply-template":
             return self.template(body)
-        if self.path == "/v1/chat/completions":
+        if self.path == "/v1/chat/completions" and not body.get("stream"):
             return self.answer(200, {"choices": [{"message": self.message(body)}]})
         if body.get("stream"):
             return self.stream()
