@@ -8,35 +8,38 @@ import sqlite3
 import subprocess
 import tarfile
 import threading
-import time
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
 import psutil
 import pytest
 
-from tests.e2e.installation import CATALOG, Installation, wait_for
+from tests.e2e.installation import CATALOG, PATIENCE_S, Installation, wait_for
 from tests.support.engine import MODEL_FILE, EngineStore
 
 NAME = "smollm2-135m"
-SLOW_S = 6
-CMAKE = f"""
+CMAKE = """
 cmake_minimum_required(VERSION 3.20)
 project(slow C CXX)
-set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${{CMAKE_BINARY_DIR}}/bin)
-add_custom_command(OUTPUT slow.c DEPENDS ${{CMAKE_SOURCE_DIR}}/main.c
-  COMMAND sleep {SLOW_S} COMMAND ${{CMAKE_COMMAND}} -E copy ${{CMAKE_SOURCE_DIR}}/main.c slow.c)
+set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
+add_custom_command(OUTPUT slow.c DEPENDS ${CMAKE_SOURCE_DIR}/main.c
+  COMMAND ${CMAKE_COMMAND} -E copy ${CMAKE_SOURCE_DIR}/main.c slow.c
+  COMMAND sh ${CMAKE_SOURCE_DIR}/wait.sh GO)
 foreach(name llama-server llama-gguf-split llama-quantize)
-  add_executable(${{name}} slow.c)
+  add_executable(${name} slow.c)
 endforeach()
 """
+WAIT = 'while [ ! -e "$1" ]; do sleep 0.1; done\n'
 
 
 def slow_engine(folder: Path) -> Path:
-    """A source archive whose build takes some seconds, most of them asleep."""
+    """A source archive whose build takes until `folder/go` is there."""
     path = folder / "slow.tar.gz"
     with tarfile.open(path, "w:gz") as archive:
-        for name, text in (("CMakeLists.txt", CMAKE), ("main.c", "int main(void){return 0;}\n")):
+        cmake = CMAKE.replace("GO", str(folder / "go"))
+        files = {"CMakeLists.txt": cmake, "wait.sh": WAIT, "main.c": "int main(void){return 0;}\n"}
+        for name, text in files.items():
             entry = tarfile.TarInfo(f"slow/llama.cpp/{name}")
             entry.size = len(text)
             archive.addfile(entry, io.BytesIO(text.encode()))
@@ -59,24 +62,48 @@ def step(site: Installation, deployment: str, recipe: str) -> dict[str, object]:
 Family = list[tuple[str, psutil.Process]]
 
 
+def named(processes: list[psutil.Process]) -> Family:
+    """Those that still run, with their names."""
+    found = []
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            found.append((process.name(), process))
+    return found
+
+
+def waits_for(site: Installation, path: Path) -> bool:
+    """True while a step of the worker waits for this file."""
+    for _, process in named(site.family("worker")):
+        with suppress(psutil.NoSuchProcess):
+            if process.name() == "sh" and str(path) in " ".join(process.cmdline()):
+                return True
+    return False
+
+
+def is_gone(process: psutil.Process) -> bool:
+    """It has ended, be it that nobody has taken note of that yet."""
+    with suppress(psutil.NoSuchProcess):
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    return True
+
+
 def kill_worker(site: Installation) -> Family:
     """Kill -9 of the worker; all the processes that it had, with their names."""
-    family = [(process.name(), process) for process in site.family("worker")]
+    family = named(site.family("worker"))
     site.restarted("worker", site.kill("worker"))
     return family
 
 
 def no_leftovers(site: Installation, family: Family) -> None:
     """Nothing of a killed attempt is left: no process, no staging folder, no lease."""
-    _, alive = psutil.wait_procs([process for _, process in family], timeout=20)
-    assert not alive
+    wait_for("their end", lambda: all(is_gone(process) for _, process in family))
     store = site.store()
     store.sweep()
-    assert not list((site.home.store / "staging").iterdir())
-    assert not store.leases()
+    wait_for("no staging", lambda: not list((site.home.store / "staging").iterdir()))
+    wait_for("no lease", lambda: not store.leases())
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_worker_killed_in_mid_compile(site: Installation, tmp_path: Path) -> None:
     """After kill -9 the build goes on under the next worker and ends well; one object each."""
     text = (CATALOG / f"{NAME}.toml").read_text(encoding="utf-8")
@@ -88,10 +115,10 @@ def test_worker_killed_in_mid_compile(site: Installation, tmp_path: Path) -> Non
     spec = tmp_path / "slow.toml"
     spec.write_text(text, encoding="utf-8")
     site.run("deploy", str(spec), "--no-activate", "--detach", "--reason", "kill it")
-    wait_for("the compile", lambda: step(site, "slow", "build-engine").get("state") == "running")
-    time.sleep(1)
+    wait_for("the compile", lambda: waits_for(site, tmp_path / "go"))
     family = kill_worker(site)
     assert "ninja" in {name for name, _ in family}
+    (tmp_path / "go").touch()
     wait_for("the end", lambda: step(site, "slow", "build-engine").get("state") == "built")
     site.run("follow", "slow")
     ended = step(site, "slow", "build-engine")
@@ -101,7 +128,7 @@ def test_worker_killed_in_mid_compile(site: Installation, tmp_path: Path) -> Non
     no_leftovers(site, family)
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_worker_killed_in_mid_merge(
     site: Installation, engine_store: EngineStore, tmp_path: Path
 ) -> None:
@@ -147,7 +174,9 @@ def streamed(site: Installation, tmp_path: Path) -> str:
     if STREAM not in {d["name"] for d in site.json("status")["deployments"]}:
         text = (CATALOG / f"{NAME}.toml").read_text(encoding="utf-8")
         spec = tmp_path / "stream.toml"
-        spec.write_text(text.replace(f'name = "{NAME}"', f'name = "{STREAM}"'), encoding="utf-8")
+        text = text.replace(f'name = "{NAME}"', f'name = "{STREAM}"')
+        text = text.replace("context = 4096\nslots = 2", "context = 8192\nslots = 2\nthreads = 1")
+        spec.write_text(text, encoding="utf-8")
         site.run("deploy", str(spec), "--reason", "for the stream")
     key = site.key()
     assert site.answered(key, STREAM).startswith(f"{STREAM}/")
@@ -169,7 +198,7 @@ class Stream(threading.Thread):
         body = {
             "model": STREAM,
             "messages": [{"role": "user", "content": "Count from one to five hundred."}],
-            "max_tokens": 4000,
+            "max_tokens": 8000,
             "stream": True,
             "ignore_eos": True,
         }
@@ -179,7 +208,7 @@ class Stream(threading.Thread):
                 f"{self.site.gate}/v1/chat/completions",
                 headers={"Authorization": f"Bearer {self.key}"},
                 json=body,
-                timeout=120,
+                timeout=PATIENCE_S,
                 trust_env=False,
             ) as answer:
                 answer.raise_for_status()
@@ -194,12 +223,19 @@ class Stream(threading.Thread):
     def flows(self) -> None:
         """More events come, and they are more of the answer."""
         before = len(self.events)
-        wait_for("more of the stream", lambda: len(self.events) > before + 3, patience_s=60)
+        wait_for("more of the stream", lambda: len(self.events) > before + 3)
         for event in self.events[before:]:
             assert "error" not in json.loads(event), event
 
+    def end(self) -> None:
+        """Leave; it must have gone well until here."""
+        self.leave.set()
+        self.join(PATIENCE_S)
+        assert not self.is_alive()
+        assert self.failure is None
 
-@pytest.mark.timeout(900)
+
+@pytest.mark.timeout(1800)
 def test_streams_survive_restarts(site: Installation, streamed: str) -> None:
     """Worker, panel and broker are restarted while a chat streams; then the gate itself.
 
@@ -215,18 +251,20 @@ def test_streams_survive_restarts(site: Installation, streamed: str) -> None:
     site.restarted("worker", site.kill("worker"))
     site.restarted("broker", site.kill("broker"))
     stream.flows()
+    stream.end()
+    stream = Stream(site, key)
+    stream.start()
+    stream.flows()
     gate = site.supervisor.pid("gate")
     assert gate is not None
     replacing = threading.Thread(target=site.supervisor.restart_program, args=("gate",))
     replacing.start()
-    wait_for("the gate's closed door", lambda: not accepts(site, key), patience_s=20)
+    wait_for("the gate's closed door", lambda: not accepts(site, key))
     stream.flows()
     assert psutil.pid_exists(gate)
-    stream.leave.set()
-    stream.join(30)
-    replacing.join(30)
-    assert stream.failure is None
-    assert not stream.is_alive()
+    stream.end()
+    replacing.join(PATIENCE_S)
+    assert not replacing.is_alive()
     site.restarted("gate", gate)
     assert [p.pid for p in engines if p.is_running()] == [p.pid for p in engines]
     wait_for(
@@ -240,22 +278,51 @@ def accepts(site: Installation, key: str) -> bool:
     """True while the gate takes new requests."""
     try:
         answer = httpx.get(
-            f"{site.gate}/v1/models", headers={"Authorization": f"Bearer {key}"}, trust_env=False
+            f"{site.gate}/v1/models",
+            headers={"Authorization": f"Bearer {key}"},
+            timeout=PATIENCE_S,
+            trust_env=False,
         )
     except httpx.TransportError:
         return False
     return answer.status_code == httpx.codes.OK
 
 
-@pytest.mark.timeout(600)
-def test_a_killed_supervisor_is_cleaned_up_after(site: Installation, streamed: str) -> None:
-    """Kill -9 of supervisord: `mm up` ends what it left and starts all anew; the model is back."""
-    key = streamed
-    daemon = site.supervisor.pid_of_daemon()
-    assert daemon is not None
+@pytest.mark.timeout(1800)
+def test_a_killed_supervisor_comes_back_by_itself(site: Installation, streamed: str) -> None:
+    """Kill -9 of supervisord: all is started anew, the model too; `mm up` finds nothing to do."""
     old = {p.pid for p in site.processes()}
-    os.kill(daemon, signal.SIGKILL)
-    wait_for("its end", lambda: not site.supervisor.running())
+    os.kill(int(site.supervisor.pid_of_daemon() or 0), signal.SIGKILL)
+    wait_for("the end of what ran", lambda: not old & pids(site))
+    wait_for("the model", lambda: site.supervisor.running() and answers(site, streamed))
+    assert not old & pids(site)
+    before = {p.name: p.pid for p in site.supervisor.status()}
     site.run("up", "--no-demo")
-    assert not old & {p.pid for p in site.processes()}
-    assert wait_for("the model", lambda: site.ask(key, STREAM).status_code == httpx.codes.OK)
+    assert {p.name: p.pid for p in site.supervisor.status()} == before
+
+
+@pytest.mark.timeout(1800)
+def test_a_killed_supervisor_and_mm_up_at_once(site: Installation, streamed: str) -> None:
+    """Whoever is first, the keeper or a person: nothing is started twice."""
+    old = {p.pid for p in site.processes()}
+    os.kill(int(site.supervisor.pid_of_daemon() or 0), signal.SIGKILL)
+    site.run("up", "--no-demo")
+    wait_for("the model", lambda: answers(site, streamed))
+    assert not old & pids(site)
+    running = {p.name: p.pid for p in site.supervisor.status()}
+    assert all(running.values())
+    mains = {p.pid for p in site.processes() if p.ppid() == site.supervisor.pid_of_daemon()}
+    assert mains == set(running.values())
+
+
+def pids(site: Installation) -> set[int]:
+    """The pids of everything of this installation."""
+    return {p.pid for p in site.processes()}
+
+
+def answers(site: Installation, key: str) -> bool:
+    """True when the model answers through the gate."""
+    try:
+        return site.ask(key, STREAM).status_code == httpx.codes.OK
+    except httpx.TransportError:
+        return False
