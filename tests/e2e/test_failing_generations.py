@@ -9,19 +9,21 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import signal
 import sys
 import tarfile
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
 
 import httpx
 import pytest
 
-from tests.e2e.installation import CATALOG, PATIENCE_S, Installation
+from tests.e2e.installation import CATALOG, PATIENCE_S, Installation, wait_for
 
 MODES = ("overlap", "swap")
 GOOD_CONTEXT = 2048
@@ -249,3 +251,48 @@ def test_the_real_engine_with_a_fault(site: Installation, reals, fault: str) -> 
     names, make = reals
     addition, words = REAL_FAULTS[fault]
     fails(site, names, make(addition, "--no-activate"), words)
+
+
+@pytest.mark.timeout(900)
+def test_an_engine_that_hangs_while_its_client_stays(site: Installation, tmp_path: Path) -> None:
+    """Stopped in the middle of a stream whose client waits on: it is restarted, and serves again."""
+    name = "hanging"
+    activation = "stall_s = 30\nauto_rollback = false"
+    path = spec_file(tmp_path, name, "overlap", activation=activation)
+    assert deploy(site, path) == 1
+    key = site.key()
+    assert site.answered(key, name) == f"{name}/1"
+    ((uid, pid),) = engines_of(site, name).items()
+    assert pid is not None
+    flows, ended = threading.Event(), threading.Event()
+
+    def stream() -> None:
+        body = {
+            "model": name,
+            "messages": [{"role": "user", "content": "Count from one to a thousand."}],
+            "max_tokens": 3900,
+            "ignore_eos": True,
+            "stream": True,
+        }
+        headers = {"Authorization": f"Bearer {key}"}
+        url = f"{site.gate}/v1/chat/completions"
+        with (
+            suppress(httpx.HTTPError),
+            httpx.stream(
+                "POST", url, json=body, headers=headers, timeout=None, trust_env=False
+            ) as answer,
+        ):
+            for line in answer.iter_lines():
+                if line.startswith("data: "):
+                    flows.set()
+        ended.set()
+
+    client = threading.Thread(target=stream, daemon=True)
+    client.start()
+    assert flows.wait(PATIENCE_S)
+    os.kill(pid, signal.SIGSTOP)
+    assert not ended.is_set(), "the stream was over before its engine hung"
+    wait_for("another engine", lambda: site.supervisor.pid(uid) not in (None, pid), patience_s=600)
+    assert ended.wait(PATIENCE_S), "the client was not told"
+    assert site.answered(key, name) == f"{name}/1"
+    site.run("stop", name, "--reason", "tidy")
