@@ -29,6 +29,7 @@ from mmadmin.cli import (
     up,
 )
 from mmadmin.cli.installation import load_environment
+from mmadmin.cli.interrupts import hear_every_interrupt
 from mmadmin.cli.output import of_the_disk, report
 from mmadmin.cli.records import ACTING_AS
 from mmadmin.core.errors import InvalidInput, MmError
@@ -108,6 +109,7 @@ app.add_typer(store.app, name="store", rich_help_panel=STORE)
 def main() -> None:
     """Run `mm`; an expected failure is said in words and ends with 1, wrong usage with 2."""
     as_json = "--json" in sys.argv
+    hear_every_interrupt()
     try:
         load_environment()
         if not as_json:
