@@ -704,14 +704,22 @@ class UsageEvent(models.Model):
         ]
 
 
-class UsageBucket(models.Model):
-    """Usage of one hour, key, deployment, generation and endpoint: sums of the events."""
+TOKENS_AND_TIMES = (
+    "prompt_tokens",
+    "completion_tokens",
+    "cached_tokens",
+    "reasoning_tokens",
+    "ttft_ms",
+    "duration_ms",
+)
+"""What a request adds to a row of sums by its own figures."""
+SUMS = ("requests", "failed", *TOKENS_AND_TIMES)
+"""The fields of `UsageSums`."""
 
-    hour = models.DateTimeField()
-    key_id = models.CharField(max_length=16)
-    deployment = models.CharField(max_length=63)
-    generation = models.PositiveIntegerField(default=0)
-    endpoint = models.CharField(max_length=32)
+
+class UsageSums(models.Model):
+    """A row of the books that adds up requests."""
+
     requests = models.PositiveIntegerField(default=0)
     failed = models.PositiveIntegerField(default=0)
     prompt_tokens = models.PositiveBigIntegerField(default=0)
@@ -721,6 +729,19 @@ class UsageBucket(models.Model):
     ttft_ms = models.PositiveBigIntegerField(default=0)
     """Sum; divide by `requests`."""
     duration_ms = models.PositiveBigIntegerField(default=0)
+
+    class Meta:
+        abstract = True
+
+
+class UsageBucket(UsageSums):
+    """Usage of one hour, key, deployment, generation and endpoint: sums of the events."""
+
+    hour = models.DateTimeField()
+    key_id = models.CharField(max_length=16)
+    deployment = models.CharField(max_length=63)
+    generation = models.PositiveIntegerField(default=0)
+    endpoint = models.CharField(max_length=32)
 
     class Meta:
         ordering: ClassVar[list[str]] = ["-hour"]
@@ -736,7 +757,7 @@ class UsageBucket(models.Model):
         ]
 
 
-class UsageDay(models.Model):
+class UsageDay(UsageSums):
     """Usage of one day (UTC) and one thing: sums of the buckets, so that months add up quickly.
 
     Each request is counted in four rows: of all, of its deployment, of its generation, of its key.
@@ -749,14 +770,6 @@ class UsageDay(models.Model):
     deployment = models.CharField(max_length=63, blank=True)
     generation = models.PositiveIntegerField(default=0)
     key_id = models.CharField(max_length=16, blank=True)
-    requests = models.PositiveIntegerField(default=0)
-    failed = models.PositiveIntegerField(default=0)
-    prompt_tokens = models.PositiveBigIntegerField(default=0)
-    completion_tokens = models.PositiveBigIntegerField(default=0)
-    cached_tokens = models.PositiveBigIntegerField(default=0)
-    reasoning_tokens = models.PositiveBigIntegerField(default=0)
-    ttft_ms = models.PositiveBigIntegerField(default=0)
-    duration_ms = models.PositiveBigIntegerField(default=0)
 
     class Meta:
         ordering: ClassVar[list[str]] = ["-day"]

@@ -24,6 +24,8 @@ from django.utils import timezone
 
 from deployments import feed
 from deployments.models import (
+    SUMS,
+    TOKENS_AND_TIMES,
     ClientKey,
     GateSpool,
     Publication,
@@ -40,15 +42,6 @@ BATCH = 1000
 BATCHES_A_RUN = 50
 BOOKS_ROW = 2
 """The `Publication` row whose lock keeps two collectors apart."""
-TOKENS_AND_TIMES = (
-    "prompt_tokens",
-    "completion_tokens",
-    "cached_tokens",
-    "reasoning_tokens",
-    "ttft_ms",
-    "duration_ms",
-)
-SUMS = ("requests", "failed", *TOKENS_AND_TIMES)
 INT_MAX = 2**31 - 1
 
 

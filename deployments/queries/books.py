@@ -10,6 +10,7 @@ from django.db.models import F, Q, Sum
 from django.utils import timezone
 
 from deployments.models import (
+    SUMS,
     Role,
     UsageBucket,
     UsageDay,
@@ -18,17 +19,6 @@ from deployments.models import (
 )
 from deployments.queries.looking import Page, aware, paged, require
 from mmadmin.core.errors import InvalidInput, NotFound
-
-SUMS = (
-    "requests",
-    "failed",
-    "prompt_tokens",
-    "completion_tokens",
-    "cached_tokens",
-    "reasoning_tokens",
-    "ttft_ms",
-    "duration_ms",
-)
 
 
 def usage(

@@ -13,6 +13,7 @@ from pathlib import Path
 from django.utils import timezone
 
 from deployments.models import (
+    SUMS,
     Activation,
     Alarm,
     AuditEvent,
@@ -787,12 +788,6 @@ def keys(who: dict[str, User], now: datetime, *, n: int = 60) -> list[ClientKey]
         )
         for i in range(n)
     )
-
-
-SUMS = (
-    *("requests", "failed", "prompt_tokens", "completion_tokens", "cached_tokens"),
-    *("reasoning_tokens", "ttft_ms", "duration_ms"),
-)
 
 
 def days_of(buckets: list[UsageBucket]) -> list[UsageDay]:
