@@ -19,6 +19,7 @@ from django.utils.module_loading import import_string
 
 from mmadmin.core.incarnation import Incarnation
 from mmadmin.core.lifecycle import GenerationState, JobState
+from mmadmin.core.spec import parse_spec
 from mmadmin.core.trial import END, MINUTES, Phase, Standing, standing
 
 
@@ -67,7 +68,7 @@ class Deployment(models.Model):
 
     name = models.CharField(max_length=63, unique=True)
     public_name = models.CharField(max_length=128, unique=True)
-    """The model name that clients send."""
+    """The model name that clients send: that of the generation which went live last."""
     description = models.TextField(blank=True)
     host = models.ForeignKey(Host, on_delete=models.PROTECT, related_name="deployments")
     live = models.ForeignKey(
@@ -87,6 +88,11 @@ class Deployment(models.Model):
 
     def __str__(self) -> str:
         return self.name
+
+    @classmethod
+    def called(cls, public_name: str, *, but: str) -> Deployment | None:
+        """The deployment that clients call so, if it is another one than `but`."""
+        return cls.objects.filter(public_name=public_name).exclude(name=but).first()
 
     def rollback_target(self) -> Generation | None:
         """What a roll-back without a number brings back: the last that was live and is not bad."""
@@ -161,6 +167,11 @@ class Generation(models.Model):
     def uid(self) -> str:
         """`<deployment>/<number>`: the `x-mm-generation` header."""
         return f"{self.deployment.name}/{self.number}"
+
+    @property
+    def public_name(self) -> str:
+        """The model name that clients send while it is live. Raises `InvalidSpec`."""
+        return parse_spec(self.spec_toml).public_name
 
 
 class Transition(models.Model):

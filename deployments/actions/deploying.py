@@ -109,7 +109,10 @@ def import_generation(
 
 
 def _deployment_for(actor: User, spec: Spec) -> Deployment:
-    """The spec's deployment, created or brought up to date, its row locked."""
+    """The spec's deployment, created or brought up to date, its row locked.
+
+    What clients call it changes when the generation goes live, not before.
+    """
     host = _host_for(spec)
     deployment = (
         Deployment.objects.select_for_update(of=("self",))
@@ -117,7 +120,7 @@ def _deployment_for(actor: User, spec: Spec) -> Deployment:
         .filter(name=spec.name)
         .first()
     )
-    taken = Deployment.objects.filter(public_name=spec.public_name).exclude(name=spec.name).first()
+    taken = Deployment.called(spec.public_name, but=spec.name)
     if taken is not None:
         raise Conflict(
             f"the model name {spec.public_name!r} is taken by the deployment {taken.name}",
@@ -147,14 +150,10 @@ def _deployment_for(actor: User, spec: Spec) -> Deployment:
             f"{deployment.name} lives on the host {deployment.host}",
             remedy="deploy it under another name to serve it from another host",
         )
-    deployment.public_name = spec.public_name
     deployment.description = spec.description
     deployment.auto_rollback = spec.activation.auto_rollback
     deployment.keep_generations = spec.keep.generations
-    deployment.save(
-        update_fields=["public_name", "description", "auto_rollback", "keep_generations"]
-    )
-    transaction.on_commit(feed.publish_snapshot)
+    deployment.save(update_fields=["description", "auto_rollback", "keep_generations"])
     return deployment
 
 

@@ -181,6 +181,7 @@ class Walker(Engines):
     def _preflight(self) -> None:
         """Look whether all is there and whether there is room: overlap or swap."""
         target = self._target()
+        self._check_name(target)
         self.hands.preflight(target)
         old = self.activation.previous
         running = self._replicas(old) if old is not None else []
@@ -201,6 +202,16 @@ class Walker(Engines):
         )
         lease.write(self.activation, mode=mode.value)
         self.recorder.log(f"{mode.value} of {target.uid}: {room.words}")
+
+    def _check_name(self, target: Generation) -> None:
+        """Refuse when clients call another deployment by the target's model name."""
+        taken = Deployment.called(target.public_name, but=self.deployment.name)
+        if taken is not None:
+            raise Conflict(
+                f"clients call the deployment {taken.name} {target.public_name!r}, which is what"
+                f" {target.uid} wants to be called",
+                remedy=f"give {taken.name} another public_name, or deploy this one with another",
+            )
 
     def _room(self, target: Generation, running: Replica | None) -> Beside:
         """Whether there is memory beside what runs: trials give theirs."""
@@ -241,8 +252,11 @@ class Walker(Engines):
                     f"{self.deployment.name} was changed by someone else meanwhile",
                     remedy="look at its history and try again",
                 )
-            Deployment.objects.filter(pk=self.deployment.pk).update(live=target, hold_until=None)
+            of = Deployment.objects.filter(pk=self.deployment.pk)
+            of.update(live=target, hold_until=None)
             if target is not None:
+                self._check_name(target)
+                of.update(public_name=target.public_name)
                 states.advance(target.pk, GenerationState.LIVE, **self._by())
             if old is not None:
                 self._old_drains(old)

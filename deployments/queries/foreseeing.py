@@ -22,7 +22,7 @@ from mmadmin.core.foresight import (
     load_time,
 )
 from mmadmin.core.placement import Running
-from mmadmin.core.spec import ActivationSpec, parse_spec
+from mmadmin.core.spec import ActivationSpec, Spec, parse_spec
 from mmadmin.core.store import Store
 
 LOADS_LOOKED_AT = 10
@@ -39,6 +39,10 @@ class Preview:
     foresight: Foresight
     facts_at: datetime | None
     """When the host reported what this was reckoned with."""
+    public_name: str
+    """What clients call it afterwards."""
+    renames: bool
+    """They call the deployment something else now."""
 
 
 def preview(actor: User, name: str, number: int | None = None) -> Preview:
@@ -63,7 +67,10 @@ def preview(actor: User, name: str, number: int | None = None) -> Preview:
     live = of.live if of.live_id is not None else None
     mine = [r for r in running if live is not None and r.generation_id == live.pk]
     facts = _facts(of)
-    wanted = _wanted(target)
+    spec = _spec(target)
+    wanted = spec.activation if spec else ActivationSpec()
+    public_name = spec.public_name if spec else of.public_name
+    taken = Deployment.called(public_name, but=name)
     situation = Situation(
         target=target.uid,
         needs=_footprint(target),
@@ -90,8 +97,17 @@ def preview(actor: User, name: str, number: int | None = None) -> Preview:
             r.trial is not None and r.trial.asleep and r.generation_id == target.pk for r in running
         ),
         missing=_missing(target, of),
+        name=public_name,
+        namesake=taken.name if taken else "",
     )
-    return Preview(target, live, foresee(situation), of.host.seen_at)
+    return Preview(
+        target=target,
+        live=live,
+        foresight=foresee(situation),
+        facts_at=of.host.seen_at,
+        public_name=public_name,
+        renames=public_name != of.public_name,
+    )
 
 
 def _facts(of: Deployment) -> HostFacts | None:
@@ -106,11 +122,11 @@ def _generation(of: Deployment, number: int) -> Generation | None:
     return of.generations.select_related("deployment").filter(number=number).first()
 
 
-def _wanted(target: Generation) -> ActivationSpec:
+def _spec(target: Generation) -> Spec | None:
     try:
-        return parse_spec(target.spec_toml).activation
+        return parse_spec(target.spec_toml)
     except MmError:  # written for a later or an earlier version: the preflight says so
-        return ActivationSpec()
+        return None
 
 
 def _footprint(generation: Generation) -> Footprint | None:

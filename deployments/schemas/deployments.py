@@ -283,6 +283,8 @@ class PreviewOut(Schema):
         description="Objects that are gone from the store; null = another host's store."
     )
     facts_at: datetime | None
+    public_name: str = Field(description="What clients call it afterwards.")
+    renames: bool = Field(description="They call the deployment something else now.")
 
     @classmethod
     def of(cls, found: queries.Preview) -> PreviewOut:
@@ -293,4 +295,6 @@ class PreviewOut(Schema):
             target=found.target.number,
             live=found.live.number if found.live else None,
             facts_at=found.facts_at,
+            public_name=found.public_name,
+            renames=found.renames,
         )

@@ -234,7 +234,13 @@ def _say_preview(person: User, name: str, number: int | None, *, as_json: bool) 
     if as_json:
         live = found.live.number if found.live else None
         emit_json(
-            {"target": found.target.number, "live": live, "facts_at": found.facts_at}
+            {
+                "target": found.target.number,
+                "live": live,
+                "facts_at": found.facts_at,
+                "public_name": found.public_name,
+                "renames": found.renames,
+            }
             | told.as_json()
         )
         return
@@ -244,6 +250,8 @@ def _say_preview(person: User, name: str, number: int | None, *, as_json: bool) 
     loading = f"loading takes about {seconds_text(told.load.seconds)} ({how})"
     if told.outlook == "refused":
         return
+    if found.renames:
+        console.print(f"Clients must call it {escape(found.public_name)} from then on.")
     if told.outlook == "swap":
         console.print(
             f"New requests wait for that long: {loading}; before it running ones may go on for "

@@ -137,6 +137,10 @@ class Situation:
     """The target itself is on trial and answers: its engine is taken over."""
     missing: tuple[str, ...] | None = ()
     """Steps whose objects the store no longer has; None = it cannot be seen from here."""
+    name: str = ""
+    """What clients call the target; empty = what they call the live one."""
+    namesake: str = ""
+    """Another deployment that clients call so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +192,9 @@ def foresee(now: Situation) -> Foresight:
     if now.missing:
         count = f"{len(now.missing)} object{'s' if len(now.missing) > 1 else ''}"
         words = f"the store no longer has {count} that it needs: build it again first"
+        return replace(known, outlook="refused", words=words, ends=(), waits_s=0.0)
+    if now.namesake:
+        words = f"clients call the deployment {now.namesake} {now.name!r}: rename one of them first"
         return replace(known, outlook="refused", words=words, ends=(), waits_s=0.0)
     if now.tried:
         words = f"its engine runs already, on trial: it takes over from {now.live or 'nothing'}"

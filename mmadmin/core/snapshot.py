@@ -125,8 +125,13 @@ class Snapshot:
     format: int = SNAPSHOT_FORMAT
 
     def now(self, route: Route) -> Route | None:
-        """The route as it is in this snapshot; None = it is gone."""
-        return (self.trials if route.trial else self.routes).get(route.public_name)
+        """The route as it is in this snapshot, whatever it is called now; None = it is gone."""
+        if route.trial:
+            return self.trials.get(route.public_name)
+        found = self.routes.get(route.public_name)
+        if found is not None and found.deployment == route.deployment:
+            return found
+        return next((r for r in self.routes.values() if r.deployment == route.deployment), None)
 
 
 @dataclass(frozen=True, slots=True)

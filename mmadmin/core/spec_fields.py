@@ -70,7 +70,8 @@ TOP_FIELDS: tuple[Field, ...] = (
     Field(
         "public_name",
         "string",
-        "The model name that clients send. The deployment's name when it is left out.",
+        "The model name that clients send, from when the generation goes live until another one"
+        " does. The deployment's name when it is left out.",
         pattern=PUBLIC_NAME,
         remedy="use up to 128 of letters, digits, '.', '_', ':', '/' and '-'",
         example="mistral-medium-3.5",

@@ -1,6 +1,7 @@
 """The codec of snapshots and usage events."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -80,6 +81,11 @@ def test_a_trial_and_its_deployment_are_looked_up_apart() -> None:
     assert _SNAPSHOT.now(_ROUTE) is _ROUTE
     assert _SNAPSHOT.now(_TRIAL) is _TRIAL
     assert Snapshot(version=8, routes={"smollm2/4": _ROUTE}, keys={}).now(_TRIAL) is None
+    other = replace(_ROUTE, deployment="other")
+    renamed = replace(_ROUTE, public_name="small")
+    later = Snapshot(version=8, routes={_ROUTE.public_name: other, "small": renamed}, keys={})
+    assert later.now(_ROUTE) is renamed, "its deployment counts, not the name"
+    assert Snapshot(version=8, routes={_ROUTE.public_name: other}, keys={}).now(_ROUTE) is None
     assert (_ROUTE.line, _TRIAL.line) == ("smollm2", "smollm2/4")
 
 

@@ -256,6 +256,7 @@ async def test_a_hold_keeps_requests_for_the_next_generation(house: House, engin
         routes=(
             replace(
                 house.route,
+                public_name="called otherwise from now on",
                 generation=4,
                 generation_uid="small/4",
                 replicas=(ReplicaRoute(uid="small-4-0", url=engine.url, slots=2),),

@@ -1,0 +1,85 @@
+"""What clients call a deployment belongs to the generation: it changes with it, and goes back."""
+
+from __future__ import annotations
+
+import pytest
+
+from deployments import actions, feed, queries, tasks
+from deployments.models import Activation, Deployment
+from mmadmin.core.errors import Conflict
+from tests.deployments.conftest import People
+from tests.deployments.specs import spec
+from tests.deployments.test_activations import Gate, built, gate, go, live, quick
+
+__all__ = ["gate", "quick"]
+
+pytestmark = [
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.database,
+    pytest.mark.usefixtures("toy_machine", "broker"),
+]
+
+
+def names() -> dict[str, str]:
+    """What the gate is told: model name → generation."""
+    return {
+        name: route.generation_uid or "" for name, route in feed.current_snapshot().routes.items()
+    }
+
+
+def test_a_new_name_comes_with_its_generation_and_goes_with_it(people: People, gate: Gate) -> None:
+    """Deploying renames nothing; the flip does; a roll-back brings the old name back."""
+    built(people)
+    go(people, 1)
+    built(people, public_name="smol-talk")
+    assert names() == {"smol-chat": "smol/1"}
+    ahead = queries.preview(people.carol, "smol", 2)
+    assert (ahead.public_name, ahead.renames) == ("smol-talk", True)
+    go(people, 2)
+    assert names() == {"smol-talk": "smol/2"}
+    assert not queries.preview(people.carol, "smol", 2).renames
+    back = actions.rollback(people.bob, "smol", reason="clients were not told")
+    tasks.run_activation(back.pk)
+    assert names() == {"smol-chat": "smol/1"}
+
+
+def test_a_name_that_another_deployment_has_is_refused_in_time(people: People, gate: Gate) -> None:
+    """In words, by the preview and by the preflight; what is live stays."""
+    built(people)
+    go(people, 1)
+    built(people, public_name="smol-talk")
+    go(people, 2)
+    built(people, name="other", public_name="smol-chat")
+    with pytest.raises(Conflict, match="is taken by the deployment other"):
+        actions.deploy(people.bob, spec(), reason="")
+    ahead = queries.preview(people.carol, "smol", 1).foresight
+    assert (ahead.outlook, ahead.words.split(":")[0]) == (
+        "refused",
+        "clients call the deployment other 'smol-chat'",
+    )
+    back = actions.rollback(people.bob, "smol", reason="back")
+    tasks.run_activation(back.pk)
+    back.refresh_from_db()
+    assert (back.state, live()) == ("failed", 2)
+    assert (back.error or {})["message"].startswith("clients call the deployment other")
+    assert names()["smol-talk"] == "smol/2"
+
+
+def test_a_name_taken_in_the_middle_of_an_activation(
+    people: People, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The flip looks again: the walk turns back, nothing is renamed."""
+    built(people)
+    go(people, 1)
+    built(people, public_name="smol-talk")
+    monkeypatch.setattr(
+        "deployments.jobs.activations.Walker._probe",
+        lambda _self: built(people, name="other", public_name="smol-talk"),
+    )
+    activation = actions.activate(people.bob, "smol", 2, reason="go")
+    tasks.run_activation(activation.pk)
+    activation.refresh_from_db()
+    assert (activation.state, live()) == ("failed", 1)
+    assert (activation.error or {})["code"] == "conflict"
+    assert Deployment.objects.get(name="smol").public_name == "smol-chat"
+    assert Activation.objects.count() == 2
