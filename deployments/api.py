@@ -22,7 +22,7 @@ from ninja.params.functions import Query
 from ninja.security import HttpBearer, SessionAuth
 from ninja.security.base import AuthBase
 
-from deployments import actions, queries
+from deployments import actions, queries, storage
 from deployments import schemas as s
 from deployments.models import User
 from mmadmin.core.errors import HTTP_STATUS, MmError
@@ -404,7 +404,9 @@ def list_keys(
     page: int = Query(1, ge=1),
 ) -> Any:
     """Client keys, newest first."""
-    return _page(queries.keys(who(request), search=search, state=state, page=page), s.KeyOut.of)
+    found = queries.keys(who(request), search=search, state=state, page=page)
+    spent = queries.budgets(who(request), [row.key_id for row in found.rows])
+    return _page(found, lambda row: s.KeyOut.of(row, spent[row.key_id]))
 
 
 @keys.post("", response={201: s.NewKeyOut, **ERRORS})
@@ -413,10 +415,16 @@ def issue_key(request: HttpRequest, body: s.KeyIn) -> Any:
     return Status(201, s.NewKeyOut.of_new(*actions.issue_key(who(request), **body.dict())))
 
 
+@keys.post("/playground", response={201: s.NewKeyOut, **ERRORS})
+def playground_key(request: HttpRequest) -> Any:
+    """A key of one's own for an hour, for trying things; it ends the one before."""
+    return Status(201, s.NewKeyOut.of_new(*actions.playground_key(who(request))))
+
+
 @keys.get("/{key_id}", response={200: s.KeyOut, **ERRORS})
 def get_key(request: HttpRequest, key_id: str) -> Any:
     """One key."""
-    return s.KeyOut.of(queries.key(who(request), key_id))
+    return _key(request, key_id)
 
 
 @keys.get("/{key_id}/events", response={200: list[s.AuditOut], **ERRORS})
@@ -430,21 +438,21 @@ def key_events(request: HttpRequest, key_id: str) -> Any:
 def edit_key(request: HttpRequest, key_id: str, body: s.KeyEditIn) -> Any:
     """Change a key's owner, note, rights or limits."""
     actions.edit_key(who(request), key_id, **body.dict(exclude_unset=True))
-    return s.KeyOut.of(queries.key(who(request), key_id))
+    return _key(request, key_id)
 
 
 @keys.post("/{key_id}/revoke", response={200: s.KeyOut, **ERRORS})
 def revoke_key(request: HttpRequest, key_id: str) -> Any:
     """End a key for ever."""
     actions.revoke_key(who(request), key_id)
-    return s.KeyOut.of(queries.key(who(request), key_id))
+    return _key(request, key_id)
 
 
 @keys.post("/{key_id}/suspend", response={200: s.KeyOut, **ERRORS})
 def suspend_key(request: HttpRequest, key_id: str, body: s.SwitchIn) -> Any:
     """Suspend a key, or let it work again."""
     actions.suspend_key(who(request), key_id, body.on)
-    return s.KeyOut.of(queries.key(who(request), key_id))
+    return _key(request, key_id)
 
 
 @keys.post("/{key_id}/rotate", response={201: s.NewKeyOut, **ERRORS})
@@ -454,6 +462,11 @@ def rotate_key(request: HttpRequest, key_id: str, body: s.RotateIn) -> Any:
     return Status(
         201, s.NewKeyOut.of_new(*actions.rotate_key(who(request), key_id, overlap=overlap))
     )
+
+
+def _key(request: HttpRequest, key_id: str) -> s.KeyOut:
+    row = queries.key(who(request), key_id)
+    return s.KeyOut.of(row, queries.budgets(who(request), [key_id])[key_id])
 
 
 # --- people
@@ -533,6 +546,21 @@ def _present(request: HttpRequest) -> str:
 # --- the installation
 
 
+@rest.get("/catalog", response={200: list[s.CatalogOut], **ERRORS})
+def catalog(request: HttpRequest) -> Any:
+    """Deployment files that come with mmadmin, to begin with."""
+    return [
+        s.CatalogOut(name=entry.slug, title=entry.title, about=entry.about, spec_toml=entry.text)
+        for entry in queries.catalog(who(request))
+    ]
+
+
+@rest.get("/store", response={200: s.StoreOut, **ERRORS})
+def store(request: HttpRequest) -> Any:
+    """What lies in the store of the panel's own host, and what keeps it."""
+    return s.StoreOut.of(storage.shelves(who(request)))
+
+
 @rest.get("/hosts", response={200: list[s.HostOut], **ERRORS})
 def hosts(request: HttpRequest) -> Any:
     """The hosts."""
@@ -574,6 +602,15 @@ def audit(
     """The audit log, newest first."""
     found = queries.audit(who(request), search=search, verb=verb, who=user, page=page)
     return _page(found, s.AuditOut.of)
+
+
+@rest.get("/requests", response={200: s.PageOut[s.RequestOut], **ERRORS})
+def list_requests(
+    request: HttpRequest, key_id: str = "", deployment: str = "", page: int = Query(1, ge=1)
+) -> Any:
+    """Finished requests, newest first: of a key, of a deployment, or all."""
+    found = queries.usage_events(who(request), key_id=key_id, deployment=deployment, page=page)
+    return _page(found, s.RequestOut.from_orm)
 
 
 @rest.get("/requests/{request_id}", response={200: s.RequestOut, **ERRORS})

@@ -39,6 +39,7 @@ from deployments.queries.jobs import (
 )
 from deployments.queries.keys import key, key_events, keys, revoked_by
 from deployments.queries.looking import Page, require
+from deployments.queries.offering import Entry, catalog
 from deployments.queries.overview import (
     DeploymentRow,
     deployment,
@@ -49,6 +50,7 @@ from deployments.queries.trying import trial, trials, trials_just_failed, tryabl
 
 __all__ = [
     "DeploymentRow",
+    "Entry",
     "HistoryRow",
     "Page",
     "Preview",
@@ -64,6 +66,7 @@ __all__ = [
     "builds",
     "care",
     "cares",
+    "catalog",
     "deployment",
     "deployment_names",
     "deployments_overview",

@@ -32,6 +32,7 @@ from deployments.schemas.deployments import (
 )
 from deployments.schemas.installation import (
     AuditOut,
+    CatalogOut,
     EndedOut,
     HostOut,
     KeyOut,
@@ -39,6 +40,7 @@ from deployments.schemas.installation import (
     NewTokenOut,
     RequestOut,
     SessionOut,
+    StoreOut,
     TokenOut,
     UsageOut,
     UserOut,
@@ -69,6 +71,7 @@ __all__ = [
     "BuildOut",
     "CareIn",
     "CareOut",
+    "CatalogOut",
     "ConfigureIn",
     "DeployIn",
     "DeploymentOut",
@@ -97,6 +100,7 @@ __all__ = [
     "SessionOut",
     "SpecIn",
     "StepOut",
+    "StoreOut",
     "SwitchIn",
     "TokenIn",
     "TokenOut",

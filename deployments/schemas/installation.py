@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from ninja import Field, Schema
@@ -16,6 +16,7 @@ from deployments.models import (
     UserToken,
 )
 from deployments.schemas.shapes import Name, name_of
+from deployments.storage import Shelves
 
 
 class KeyOut(Schema):
@@ -38,10 +39,12 @@ class KeyOut(Schema):
     created_by: Name
     last_used_at: datetime | None
     rotated_from: str | None
+    used_today: int = Field(description="Tokens since midnight, UTC; counted against the day.")
+    used_this_month: int = Field(description="Tokens since the first of the month, UTC.")
 
     @staticmethod
-    def key_of(row: ClientKey) -> dict[str, Any]:
-        """The fields of a key."""
+    def key_of(row: ClientKey, spent: tuple[int, int]) -> dict[str, Any]:
+        """The fields of a key; `spent` are the tokens of this day and month."""
         return {
             "id": row.key_id,
             "prefix": str(row),
@@ -60,12 +63,14 @@ class KeyOut(Schema):
             "created_by": name_of(row.created_by),
             "last_used_at": row.last_used_at,
             "rotated_from": row.rotated_from.key_id if row.rotated_from else None,
+            "used_today": spent[0],
+            "used_this_month": spent[1],
         }
 
     @classmethod
-    def of(cls, row: ClientKey) -> KeyOut:
+    def of(cls, row: ClientKey, spent: tuple[int, int]) -> KeyOut:
         """A key with its creator selected."""
-        return cls(**cls.key_of(row))
+        return cls(**cls.key_of(row, spent))
 
 
 class NewKeyOut(KeyOut):
@@ -76,7 +81,7 @@ class NewKeyOut(KeyOut):
     @classmethod
     def of_new(cls, row: ClientKey, text: str) -> NewKeyOut:
         """A key and its text."""
-        return cls(**cls.key_of(row), key=text)
+        return cls(**cls.key_of(row, (0, 0)), key=text)
 
 
 class TokenOut(Schema):
@@ -243,3 +248,52 @@ class RequestOut(Schema):
     ttft_ms: int
     duration_ms: int
     tokens_per_s_milli: int
+
+
+class CatalogOut(Schema):
+    """A deployment file that comes with mmadmin."""
+
+    name: str = Field(description="Of the file, without `.toml`.")
+    title: str
+    about: str
+    spec_toml: str
+
+
+class ObjectOut(Schema):
+    """One object of the store."""
+
+    name: str
+    size_bytes: int
+    own_bytes: int = Field(description="Of files that no other object has.")
+    sealed_at: datetime
+    keepers: list[str] = Field(description="What needs it; empty = a collection would free it.")
+
+
+class StoreOut(Schema):
+    """The store of the panel's own host."""
+
+    path: str
+    total_bytes: int = Field(description="Of distinct files.")
+    free_bytes: int = Field(description="On its file system.")
+    freeable_bytes: int = Field(description="At least so much a collection would free.")
+    objects: list[ObjectOut] = Field(description="Largest first.")
+
+    @classmethod
+    def of(cls, found: Shelves) -> StoreOut:
+        """A look at the store."""
+        return cls(
+            path=found.path,
+            total_bytes=found.total_bytes,
+            free_bytes=found.free_bytes,
+            freeable_bytes=found.freeable_bytes,
+            objects=[
+                ObjectOut(
+                    name=shelf.name,
+                    size_bytes=shelf.size_bytes,
+                    own_bytes=shelf.own_bytes,
+                    sealed_at=datetime.fromtimestamp(shelf.sealed_at, UTC),
+                    keepers=list(shelf.keepers),
+                )
+                for shelf in found.shelves
+            ],
+        )

@@ -3,43 +3,17 @@
 from __future__ import annotations
 
 import re
-from functools import cache
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import tomlkit
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.views.decorators.http import require_POST
 
-import deployments
 from deployments import actions, queries, spec_form
 from deployments.forms import Deploy
 from deployments.views.page import blame, operator, page, person, show
 from mmadmin.core.errors import MmError
-
-CATALOG = Path(deployments.__file__).parent / "catalog"
-
-
-class Entry(NamedTuple):
-    """One ready deployment file."""
-
-    slug: str
-    title: str
-    about: str
-    text: str
-
-
-@cache
-def catalog() -> tuple[Entry, ...]:
-    """The deployment files that come with mmadmin."""
-    entries = []
-    for path in sorted(CATALOG.glob("*.toml")):
-        text = path.read_text(encoding="utf-8")
-        document = tomlkit.parse(text).unwrap()
-        title = str(document.get("name", path.stem))
-        entries.append(Entry(path.stem, title, str(document.get("description", "")), text))
-    return tuple(entries)
 
 
 @page
@@ -55,7 +29,7 @@ def new(request: HttpRequest, name: str = "") -> HttpResponse:
             except MmError as error:
                 blame(form, error)
         return _editor(request, form, row, status=422)
-    chosen = next((e for e in catalog() if e.slug == request.GET.get("from")), None)
+    chosen = next((e for e in queries.catalog(me) if e.slug == request.GET.get("from")), None)
     text = chosen.text if chosen else _from_hub(request)
     if row is not None:
         generation = row.live or row.newest
@@ -80,7 +54,9 @@ def _from_hub(request: HttpRequest) -> str:
         "revision": request.GET.get("commit") or "main",
         **({"quant": quant} if quant else {}),
     }
-    engine: dict[str, Any] = next((tomlkit.parse(e.text).unwrap()["engine"] for e in catalog()), {})
+    engine: dict[str, Any] = next(
+        (tomlkit.parse(e.text).unwrap()["engine"] for e in queries.catalog(person(request))), {}
+    )
     document["engine"] = {**engine, "backend": "auto"}
     document["engine"].pop("cuda_architectures", None)
     document["serve"] = {"context": 32768, "slots": 1, "gpu_layers": 99, "jinja": True}
@@ -131,7 +107,7 @@ def _editor(
     form: Deploy,
     row: queries.DeploymentRow | None,
     *,
-    chosen: Entry | None = None,
+    chosen: queries.Entry | None = None,
     status: int = 200,
 ) -> HttpResponse:
     text = str(form["spec_toml"].value() or "")
@@ -145,7 +121,7 @@ def _editor(
         "nav": "new" if row is None else "overview",
         "form": form,
         "row": row,
-        "catalog": catalog(),
+        "catalog": queries.catalog(person(request)),
         "chosen": chosen,
     }
     return show(request, "editing/page.html", context, status=status)

@@ -12,7 +12,7 @@ import pytest
 from django.test import Client
 from django.utils import timezone
 
-from deployments import actions
+from deployments import actions, tasks
 from deployments.api import api
 from deployments.models import (
     Activation,
@@ -25,10 +25,12 @@ from deployments.models import (
     Role,
     Transition,
     Trial,
+    UsageBucket,
     UsageEvent,
     User,
 )
 from mmadmin.core.lifecycle import GenerationState, JobState
+from tests.deployments import machines
 from tests.deployments.conftest import PASSWORD, People
 from tests.deployments.specs import spec
 
@@ -161,6 +163,7 @@ ENDPOINTS: list[tuple[str, str, Any, int, Role]] = [
     ("POST", "/activations/{queued_activation}/cancel", None, 202, OPR),
     ("GET", "/keys", None, 200, OPR),
     ("POST", "/keys", {"owner": "Eve", "deployments": ["smol"], "rpm": 5}, 201, ADM),
+    ("POST", "/keys/playground", None, 201, VIE),
     ("GET", "/keys/{key_id}", None, 200, OPR),
     ("GET", "/keys/{key_id}/events", None, 200, OPR),
     ("PATCH", "/keys/{key_id}", {"note": "for tests"}, 200, ADM),
@@ -175,6 +178,9 @@ ENDPOINTS: list[tuple[str, str, Any, int, Role]] = [
     ("POST", "/tokens", {"note": "mine"}, 201, VIE),
     ("GET", "/sessions", None, 200, VIE),
     ("POST", "/sessions/end-others", None, 200, VIE),
+    ("GET", "/catalog", None, 200, VIE),
+    ("GET", "/store", None, 200, VIE),
+    ("GET", "/requests?key_id={key_id}&deployment=smol", None, 200, OPR),
     ("GET", "/hosts", None, 200, VIE),
     ("POST", "/hosts/local/care", {"kind": "doctor"}, 202, OPR),
     ("GET", "/cares/{care}", None, 200, VIE),
@@ -288,6 +294,59 @@ def test_bad_input(world: World) -> None:
     check_error(empty, 422, "invalid_input")
     unknown = ask("POST", "/keys", alice, {"owner": "x", "deployments": ["none"]})
     check_error(unknown, 422, "invalid_input")
+
+
+def test_requests_and_budgets_are_told_by_key(world: World) -> None:
+    """What a key asked, one by one and as tokens of the day and the month."""
+    now = timezone.now()
+    UsageEvent.objects.create(
+        id="req-y", at=now, generation=2, status=200, key_id=world.key_id, deployment="smol"
+    )
+    UsageBucket.objects.create(
+        hour=now.replace(minute=0, second=0, microsecond=0),
+        key_id=world.key_id,
+        deployment="smol",
+        endpoint="chat",
+        prompt_tokens=30,
+        completion_tokens=12,
+    )
+    bob = world.people.bob
+    found = ask("GET", f"/requests?key_id={world.key_id}", bob).json()
+    assert [row["id"] for row in found["rows"]] == ["req-y"]
+    assert [row["id"] for row in ask("GET", "/requests", bob).json()["rows"]] == ["req-y", "req-x"]
+    one = ask("GET", f"/keys/{world.key_id}", bob).json()
+    assert (one["used_today"], one["used_this_month"]) == (42, 42)
+    assert one in ask("GET", "/keys", bob).json()["rows"]
+
+
+def test_a_playground_key_is_one_s_own_and_ends(world: World) -> None:
+    """A viewer gets one for an hour; the next one ends it."""
+    first = ask("POST", "/keys/playground", world.people.carol).json()
+    second = ask("POST", "/keys/playground", world.people.carol).json()
+    rows = {row["id"]: row for row in ask("GET", "/keys", world.people.bob).json()["rows"]}
+    assert (rows[first["id"]]["state"], rows[second["id"]]["state"]) == ("revoked", "active")
+    assert second["key"].startswith("sk-mm-")
+    assert second["expires_at"]
+
+
+def test_the_catalog_can_be_deployed(world: World) -> None:
+    """Its files are deployment files."""
+    found = {row["name"]: row for row in ask("GET", "/catalog", world.people.bob).json()}
+    body = {"spec_toml": found["smollm2-135m"]["spec_toml"], "reason": "from the catalog"}
+    assert ask("POST", "/deployments", world.people.bob, body).status_code == 201
+
+
+def test_the_store_is_told(world: World) -> None:
+    """Objects, sizes, and what keeps them."""
+    machine = machines.ToyMachine()
+    build = actions.deploy(world.people.bob, spec(name="kept", public_name="kept"), reason="")
+    tasks.run_build(build.builds.get().pk)
+    told = ask("GET", "/store", world.people.carol).json()
+    system = Generation.objects.get(deployment__name="kept").system
+    assert machine.store().object(system) is not None
+    by_name = {row["name"]: row for row in told["objects"]}
+    assert by_name[system]["keepers"]
+    assert told["total_bytes"] >= max(row["size_bytes"] for row in told["objects"])
 
 
 def test_conflicts(world: World) -> None:
