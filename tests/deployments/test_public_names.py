@@ -9,14 +9,12 @@ from deployments.models import Activation, Deployment
 from mmadmin.core.errors import Conflict
 from tests.deployments.conftest import People
 from tests.deployments.specs import spec
-from tests.deployments.test_activations import Gate, built, gate, go, live, quick
-
-__all__ = ["gate", "quick"]
+from tests.deployments.world import Gate, built, go, live
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
     pytest.mark.database,
-    pytest.mark.usefixtures("toy_machine", "broker"),
+    pytest.mark.usefixtures("toy_machine", "broker", "quick"),
 ]
 
 

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import signal
-import threading
-from collections.abc import Iterator
 from datetime import timedelta
 
 import pytest
-import redis
-from django.db import connections
 from django.utils import timezone
 
 from deployments import actions, feed, queries, tasks
-from deployments.jobs import gates, lease, sweeper, watch
+from deployments.jobs import lease, sweeper, watch
 from deployments.models import (
     Activation,
     Alarm,
@@ -33,27 +29,13 @@ from tests.deployments import machines
 from tests.deployments.conftest import People
 from tests.deployments.processes import PATIENCE_S, until, worker
 from tests.deployments.specs import spec
-from tests.deployments.test_activations import Gate, built, go, live, running, states
+from tests.deployments.world import Gate, built, go, in_thread, live, running, states
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
     pytest.mark.database,
     pytest.mark.usefixtures("toy_machine", "broker", "quick"),
 ]
-
-
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The test's broker counts as having heard every gate."""
-    monkeypatch.setattr(gates, "QUIET_S", 0)
-
-
-@pytest.fixture
-def gate(broker: redis.Redis) -> Iterator[Gate]:
-    """A gate that listens."""
-    gate = Gate(broker)
-    yield gate
-    gate.stop()
 
 
 @pytest.fixture
@@ -88,20 +70,6 @@ def work(trial: Trial) -> Trial:
     tasks.run_trial(trial.pk)
     trial.refresh_from_db()
     return trial
-
-
-def in_thread(task, job_id: int) -> threading.Thread:
-    """Do a job beside the test."""
-
-    def run() -> None:
-        try:
-            task(job_id)
-        finally:
-            connections.close_all()
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    return thread
 
 
 def over(trial: Trial) -> None:
