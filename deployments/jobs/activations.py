@@ -20,7 +20,6 @@ from typing import Any
 from django.db import InterfaceError, OperationalError
 from django.utils import timezone
 
-from deployments import feed
 from deployments.jobs import gates, lease, states, trials
 from deployments.jobs.engines import Engines, Hands, seat_of
 from deployments.jobs.recorder import Ended, Recorder
@@ -53,13 +52,11 @@ from mmadmin.core.errors import (
     MmError,
 )
 from mmadmin.core.lifecycle import GenerationState
-from mmadmin.core.placement import Beside
+from mmadmin.core.placement import Beside, make_room
 from mmadmin.core.spec import ActivationSpec, parse_spec
 
 log = logging.getLogger(__name__)
 
-FLIP_SEEN_S = 10
-"""How long the gates get to take up a route; they also read it from the file."""
 ROOM_S = 20
 """How long a probe that nothing waits for stands back behind the clients of the engine."""
 ROOM_POLL_S = 0.2
@@ -185,23 +182,45 @@ class Walker(Engines):
         self.hands.preflight(target)
         old = self.activation.previous
         running = self._replicas(old) if old is not None else []
-        if trials.settle(self.activation, self.recorder, self.hands):
+        trials.tidy(self.activation, self.hands)
+        if trials.take_over(self.activation, self.hands):
             room = Beside("overlap", "its engine runs already: it was on trial")
         else:
-            room = self._room(target, running[0] if running else None)
+            room = self._make_room(target, running[0] if running else None)
+        mode = self._choose(target, room, has_previous=bool(running))
+        lease.write(self.activation, mode=mode.value)
+        self.recorder.log(f"{mode.value} of {target.uid}: {room.words}")
+
+    def _make_room(self, target: Generation, running: Replica | None) -> Beside:
+        """Whether there is memory beside what runs; trials end where that makes room.
+
+        None ends for an activation that is refused: what there would be without them is looked at
+        first, and what there is, once they have ended.
+        """
+        own, others = trials.engines(self.activation)
+        room, needed = make_room(
+            lambda gone: self.hands.beside(target, running, [*own, *gone]),
+            others,
+            wanted=self._options().mode,
+        )
+        self._choose(target, room, has_previous=running is not None)
+        trials.settle(self.activation, self.recorder, self.hands)
+        trials.give_memory(needed, self.activation, self.recorder, self.hands)
+        return self.hands.beside(target, running) if own or needed else room
+
+    def _choose(self, target: Generation, room: Beside, *, has_previous: bool) -> Mode:
+        """Overlap or swap. Raises `DoesNotFit` or `Conflict` when neither can be."""
         if room.mode == "refuse":
             raise DoesNotFit(
                 f"{target.uid} does not fit: {room.words}",
                 remedy="use a smaller quant or context, or stop other deployments",
                 **room.as_json(),
             )
-        mode = choose_mode(
+        return choose_mode(
             self._options().mode,
-            has_previous=bool(running),
+            has_previous=has_previous,
             fits_beside=room.mode == "overlap",
         )
-        lease.write(self.activation, mode=mode.value)
-        self.recorder.log(f"{mode.value} of {target.uid}: {room.words}")
 
     def _check_name(self, target: Generation) -> None:
         """Refuse when clients call another deployment by the target's model name."""
@@ -212,15 +231,6 @@ class Walker(Engines):
                 f" {target.uid} wants to be called",
                 remedy=f"give {taken.name} another public_name, or deploy this one with another",
             )
-
-    def _room(self, target: Generation, running: Replica | None) -> Beside:
-        """Whether there is memory beside what runs: trials give theirs."""
-        room = self.hands.beside(target, running)
-        if room.mode != "overlap" and trials.give_memory(
-            self.activation, self.recorder, self.hands
-        ):
-            room = self.hands.beside(target, running)
-        return room
 
     def _hold(self) -> None:
         """New requests wait at the gates while there is no engine."""
@@ -291,6 +301,7 @@ class Walker(Engines):
         """The old generation's engines end."""
         if self.activation.target is None:
             trials.settle(self.activation, self.recorder, self.hands)
+            trials.tidy(self.activation, self.hands)
         if self.activation.previous is not None:
             self._stop_replicas(self.activation.previous)
 
@@ -426,12 +437,6 @@ class Walker(Engines):
         with lease.fenced(self.activation):
             Deployment.objects.filter(pk=self.deployment.pk).update(hold_until=hold_until)
         self._publish()
-
-    def _publish(self) -> None:
-        version = feed.publish_snapshot(force=False)
-        lease.write(self.activation, snapshot_version=version)
-        if not gates.wait_seen(version, timeout_s=FLIP_SEEN_S, sleep=self.recorder.wait):
-            self.recorder.log(f"not every gate has told that it knows version {version}")
 
     def _belongs_to(self) -> dict[str, Any]:
         return {"activation": self.activation}

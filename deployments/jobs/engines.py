@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from django.conf import settings
 from django.db import IntegrityError
 from django.utils import timezone
 
-from deployments.jobs import lease
+from deployments import feed
+from deployments.jobs import gates, lease
 from deployments.jobs.recorder import Recorder
 from deployments.models import Generation, Replica, ReplicaState, Trial
 from mmadmin.core.engine import LaunchSpec, Seat
@@ -29,6 +30,8 @@ from mmadmin.core.spec import ActivationSpec, parse_spec
 
 PATIENCE_S = 120
 """How long a step waits for a supervisor or broker that does not answer."""
+SEEN_S = 10
+"""How long the gates get to take up a route; they also read it from the file."""
 PORTS = 1000
 ACTIVE_REPLICA = (
     ReplicaState.STARTING,
@@ -45,8 +48,13 @@ class Hands(Protocol):
         """Raise unless the generation's closure is intact and its engine could start here."""
         ...
 
-    def beside(self, generation: Generation, running: Replica | None) -> Beside:
-        """Whether there is memory for it now, beside or instead of what runs."""
+    def beside(
+        self, generation: Generation, running: Replica | None, gone: Sequence[Replica] = ()
+    ) -> Beside:
+        """Whether there is memory for it now, beside or instead of what runs.
+
+        It is looked at as if the engines of `gone` had ended.
+        """
         ...
 
     def launch(self, generation: Generation, seat: Seat) -> LaunchSpec:
@@ -244,6 +252,13 @@ class Engines:
     def _load_deadline_s(self, generation: Generation) -> int:
         wanted = parse_spec(generation.spec_toml).activation.load_deadline_s
         return wanted or self.hands.launch(generation, Seat("127.0.0.1", 1)).load_deadline_s
+
+    def _publish(self) -> None:
+        """Tell the gates what is so now, and wait a moment until all of them know."""
+        version = feed.publish_snapshot(force=False)
+        lease.write(self.recorder.job, snapshot_version=version)
+        if not gates.wait_seen(version, timeout_s=SEEN_S, sleep=self.recorder.wait):
+            self.recorder.log(f"not every gate has told that it knows version {version}")
 
     def _stop_replicas(self, generation: Generation) -> None:
         for replica in self._replicas(generation):

@@ -28,7 +28,7 @@ from mmadmin.core.foresight import footprint
 from mmadmin.core.home import Home
 from mmadmin.core.incarnation import Incarnation
 from mmadmin.core.lock import Lock
-from mmadmin.core.placement import Beside, HostView
+from mmadmin.core.placement import Beside, HostView, Running, freed
 from mmadmin.core.recipe import Json, Recipe
 from mmadmin.core.recipes.patch_template import rendering_of
 from mmadmin.core.spec import ActivationSpec, Spec
@@ -174,15 +174,25 @@ class Machine:
         require_intact(self.store(), generation.system)
         engine_process.check_command(self.launch(generation, Seat(host="127.0.0.1", port=1)))
 
-    def beside(self, generation: Generation, running: Replica | None) -> Beside:
+    def beside(
+        self, generation: Generation, running: Replica | None, gone: Sequence[Replica] = ()
+    ) -> Beside:
         """Whether there is memory for it now, beside or instead of what runs."""
         facts = self.facts()
-        leaving = None
-        if running is not None and (process := self.process(running)) is not None:
-            leaving = fit.running_view(running.generation.uid, process.pid, facts)
+        for replica in gone:
+            if (held := self._holds(replica, facts)) is not None:
+                facts = freed(facts, held)
+        leaving = self._holds(running, facts) if running is not None else None
         system = self.system(generation)
         calibration = fit.calibration_of(self.home)
         return fit.beside(system, facts, self._devices(facts), leaving, calibration)[0]
+
+    def _holds(self, replica: Replica, facts: HostFacts) -> Running | None:
+        """What the replica's engine has of the host's memory; None when it does not run."""
+        process = self.process(replica)
+        if process is None:
+            return None
+        return fit.running_view(replica.generation.uid, process.pid, facts)
 
     def _devices(self, facts: HostFacts) -> list[int]:
         """The GPUs that an engine of this host sees."""

@@ -20,7 +20,6 @@ from django.db import InterfaceError, OperationalError, transaction
 from django.db.models import F, QuerySet
 from django.utils import timezone
 
-from deployments import feed
 from deployments.jobs import gates, lease, states
 from deployments.jobs.engines import ACTIVE_REPLICA, Engines, Hands, seat_of
 from deployments.jobs.recorder import Ended, Recorder, Sleeps, recording
@@ -42,8 +41,6 @@ log = logging.getLogger(__name__)
 ACTIVE_JOB = (JobState.QUEUED, JobState.RUNNING)
 FORWARD_ATTEMPTS = 3
 """A trial that lost its worker so often before it was open is given up."""
-SEEN_S = 10
-"""How long the gates get to take up a route; they also read it from the file."""
 DRAIN_S = 20
 """A trial's requests are people's who look on: what is not said by then is cut."""
 LOOK_AGAIN_S = 0.2
@@ -216,11 +213,6 @@ class Walker(Engines):
             ways.append(f"activate {self.generation.uid} instead: {live.uid} ends for it")
         return ", or ".join(ways) or "stop several deployments, or use a smaller quant or context"
 
-    def _publish(self) -> None:
-        version = feed.publish_snapshot(force=False)
-        lease.write(self.trial, snapshot_version=version)
-        gates.wait_seen(version, timeout_s=SEEN_S, sleep=self.recorder.wait)
-
 
 def _called(replica: Replica) -> str:
     """A running engine as people know it."""
@@ -241,32 +233,59 @@ class Onlooker(Protocol):
         ...
 
 
-def settle(activation: Activation, recorder: Recorder[Activation], hands: Hands) -> bool:
-    """Before a deployment's route changes its trial is over; True when its engine was taken over.
+def take_over(activation: Activation, hands: Hands) -> bool:
+    """Make the engine of the target's own trial the activation's; True when it is.
 
-    Taken over is the engine of the very generation that goes live, as long as it is proved and
-    what would be started anyway. Idempotent.
+    It is taken over as long as it is proved and what would be started anyway. Idempotent.
     """
-    ours = Trial.objects.filter(deployment=activation.deployment, state__in=ACTIVE_JOB)
-    for trial in ours.select_related("deployment", "generation__deployment", "host"):
-        if not _take_over(trial, activation, hands):
-            target = activation.target
-            why = f"{target.uid} goes live" if target else f"{trial.deployment.name} is stopped"
-            _end_now(trial, recorder, hands, why)
-    _end_leftovers(Replica.objects.filter(generation__deployment=activation.deployment), hands)
+    for trial in _active(deployment=activation.deployment):
+        _take_over(trial, activation, hands)
     return Replica.objects.filter(
         activation=activation, generation=activation.target, state=ReplicaState.READY
     ).exists()
 
 
-def give_memory(activation: Activation, recorder: Recorder[Activation], hands: Hands) -> bool:
-    """End every trial of the activation's host; True when there was one."""
-    found = Trial.objects.filter(host=activation.host, state__in=ACTIVE_JOB)
-    trials = list(found.select_related("deployment", "generation__deployment", "host"))
+def settle(activation: Activation, recorder: Recorder[Activation], hands: Hands) -> None:
+    """Before a deployment's route changes its trial is over. Idempotent."""
     target = activation.target
-    for trial in trials:
+    for trial in _active(deployment=activation.deployment):
+        why = f"{target.uid} goes live" if target else f"{trial.deployment.name} is stopped"
+        _end_now(trial, recorder, hands, why)
+
+
+def tidy(activation: Activation, hands: Hands) -> None:
+    """End engines of the deployment whose trial has ended without them."""
+    _end_leftovers(Replica.objects.filter(generation__deployment=activation.deployment), hands)
+
+
+def engines(activation: Activation) -> tuple[list[Replica], list[Replica]]:
+    """The engines on trial on the activation's host: its own deployment's, and the others."""
+    found = Replica.objects.filter(
+        host=activation.host, state__in=ACTIVE_REPLICA, trial__state__in=ACTIVE_JOB
+    ).select_related("generation__deployment", "trial", "host")
+    own: list[Replica] = []
+    others: list[Replica] = []
+    for replica in found.order_by("pk"):
+        of = replica.generation.deployment_id
+        (own if of == activation.deployment_id else others).append(replica)
+    return own, others
+
+
+def give_memory(
+    replicas: Iterable[Replica],
+    activation: Activation,
+    recorder: Recorder[Activation],
+    hands: Hands,
+) -> None:
+    """End these trials, whose memory the activation needs."""
+    target = activation.target
+    for trial in _active(replicas__in=list(replicas)):
         _end_now(trial, recorder, hands, f"{target.uid if target else ''} needs the memory")
-    return bool(trials)
+
+
+def _active(**those: Any) -> QuerySet[Trial]:
+    found = Trial.objects.filter(state__in=ACTIVE_JOB, **those).distinct()
+    return found.select_related("deployment", "generation__deployment", "host")
 
 
 def _take_over(trial: Trial, activation: Activation, hands: Hands) -> bool:

@@ -7,8 +7,9 @@ its facts are. A generation's `Footprint` is predicted once, when it is built.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Any, Literal
 
 from mmadmin.core.activation import Mode, choose_mode
@@ -17,10 +18,13 @@ from mmadmin.core.errors import Conflict
 from mmadmin.core.facts import HostFacts
 from mmadmin.core.memory import Prediction
 from mmadmin.core.placement import (
+    Beside,
     HostView,
     Running,
     fewest_to_stop,
     fits_beside,
+    freed,
+    make_room,
     resident_bytes,
 )
 from mmadmin.core.recipe import Json
@@ -131,8 +135,8 @@ class Situation:
     others: Sequence[Running] = ()
     """The engines of other deployments on the host."""
     trials: Sequence[Running] = ()
-    """Engines on trial on the host, by generation: they end for an activation that needs room,
-    and one of the target's own deployment (`name/…`) ends in any case."""
+    """Engines on trial on the host, by generation: they end where that makes room, and one of the
+    target's own deployment (`name/…`) ends in any case."""
     tried: bool = False
     """The target itself is on trial and answers: its engine is taken over."""
     missing: tuple[str, ...] | None = ()
@@ -209,18 +213,15 @@ def foresee(now: Situation) -> Foresight:
 def _with_memory(now: Situation, needs: Footprint, facts: HostFacts, known: Foresight) -> Foresight:
     deployment = now.target.rpartition("/")[0]
     own = [trial for trial in now.trials if trial.name.rpartition("/")[0] == deployment]
-    for trial in own:
-        facts = _freed(facts, trial)
-    found = _with_room(now, needs, facts, known)
+    facts = _without(facts, own)
     others = [trial for trial in now.trials if trial not in own]
-    if found.outlook != "overlap":
-        for trial in others:
-            facts = _freed(facts, trial)
-        found = _with_room(now, needs, facts, known)
-        own += others
-    if not own or found.outlook == "refused":
+    room, needed = make_room(
+        lambda gone: _room(now, needs, _without(facts, gone)), others, wanted=now.mode
+    )
+    found = _with_room(now, room, known, lambda: _to_stop(now, needs, _without(facts, others)))
+    if found.outlook == "refused" or not (own or needed):
         return found
-    names = tuple(trial.name for trial in own)
+    names = tuple(trial.name for trial in (*own, *needed))
     return replace(
         found,
         words=f"{found.words}; the trial of {' and '.join(names)} ends",
@@ -228,28 +229,24 @@ def _with_memory(now: Situation, needs: Footprint, facts: HostFacts, known: Fore
     )
 
 
-def _freed(facts: HostFacts, running: Running) -> HostFacts:
-    """The host once that engine has ended."""
-    return replace(
-        facts,
-        memory_available_bytes=facts.memory_available_bytes + running.host_bytes,
-        gpus=tuple(
-            replace(
-                gpu, memory_free_bytes=gpu.memory_free_bytes + running.devices.get(gpu.index, 0)
-            )
-            for gpu in facts.gpus
-        ),
-    )
+def _without(facts: HostFacts, gone: Iterable[Running]) -> HostFacts:
+    """The host once these have ended."""
+    return reduce(freed, gone, facts)
 
 
-def _with_room(now: Situation, needs: Footprint, facts: HostFacts, known: Foresight) -> Foresight:
+def _room(now: Situation, needs: Footprint, facts: HostFacts) -> Beside:
     wanted = Needs(parts={}, per_device=needs.per_device, host_bytes=needs.host_bytes)
-    room = fits_beside(wanted, needs.devices, facts, now.leaving, resident=needs.resident_bytes)
+    return fits_beside(wanted, needs.devices, facts, now.leaving, resident=needs.resident_bytes)
+
+
+def _with_room(
+    now: Situation, room: Beside, known: Foresight, to_stop: Callable[[], tuple[str, ...]]
+) -> Foresight:
     if room.mode == "refuse" and now.live and now.leaving is None:
         words = f"{room.words} now, and what {now.live} holds is not known: the preflight decides"
         return replace(known, words=words)
     if room.mode == "refuse":
-        stop = _to_stop(now, needs, facts)
+        stop = to_stop()
         words = room.words + (f"; stop {' and '.join(stop)} first" if stop else "")
         return replace(known, outlook="refused", words=words, ends=(), waits_s=0.0, stop_first=stop)
     try:
@@ -272,7 +269,7 @@ def _with_room(now: Situation, needs: Footprint, facts: HostFacts, known: Foresi
 def _to_stop(now: Situation, needs: Footprint, facts: HostFacts) -> tuple[str, ...]:
     """The fewest other deployments whose end makes room, once the live engine has gone."""
     if now.leaving is not None:
-        facts = _freed(facts, now.leaving)
+        facts = freed(facts, now.leaving)
     by_index = dict(zip(needs.devices, needs.per_device, strict=True))
     host = HostView("", facts, now.others)
     return fewest_to_stop(by_index, needs.resident_bytes, host) or ()

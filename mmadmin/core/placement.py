@@ -11,9 +11,9 @@ what would be freed by stopping, minus a reserve for each device.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import combinations
-from typing import Literal
+from typing import Literal, TypeVar
 
 from mmadmin.core.engine import Needs
 from mmadmin.core.errors import DoesNotFit, InvalidSpec
@@ -32,6 +32,8 @@ EXHAUSTIVE_LIMIT = 10
 """Up to so many running deployments every choice of what to stop is tried, fewest first."""
 
 Mode = Literal["overlap", "swap", "refuse"]
+_WORSE: Sequence[Mode] = ("overlap", "swap", "refuse")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -410,6 +412,47 @@ def fits_beside(
         + (" even after the old one has stopped" if leaving else ""),
         short,
     )
+
+
+def freed(facts: HostFacts, running: Running) -> HostFacts:
+    """The host once that engine has ended."""
+    return replace(
+        facts,
+        memory_available_bytes=facts.memory_available_bytes + running.host_bytes,
+        gpus=tuple(
+            replace(
+                gpu, memory_free_bytes=gpu.memory_free_bytes + running.devices.get(gpu.index, 0)
+            )
+            for gpu in facts.gpus
+        ),
+    )
+
+
+def make_room(
+    look: Callable[[Sequence[T]], Beside], may_end: Sequence[T], *, wanted: str
+) -> tuple[Beside, Sequence[T]]:
+    """The room that can be had by ending some of these, and which: none that does not help.
+
+    `look` says what room there is once those that it is given have ended; `wanted` is the
+    `activation.mode` of the file: who asks for a swap needs no room for both.
+    """
+    enough = ("overlap", "swap") if wanted == "swap" else ("overlap",)
+    best = room = look(())
+    end = may_end[:0]
+    for count in range(1, len(may_end) + 1):
+        if best.mode in enough:
+            break
+        room = look(may_end[:count])
+        if _WORSE.index(room.mode) < _WORSE.index(best.mode):
+            best, end = room, may_end[:count]
+    if best.mode == "refuse":
+        return room, end  # in the words of the look without any of them
+    for one in end[:-1]:  # the last one made the difference
+        rest = [other for other in end if other is not one]
+        room = look(rest)
+        if room.mode == best.mode:
+            best, end = room, rest
+    return best, end
 
 
 def _place(index: int) -> str:

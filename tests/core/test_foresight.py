@@ -194,6 +194,16 @@ def test_what_is_on_trial_gives_way() -> None:
     assert (own.outlook, own.ends) == ("overlap", ("chat/1", "chat/3"))
 
 
+def test_what_is_on_trial_stays_where_its_end_would_not_help() -> None:
+    """Who swaps anyway, by the file or for want of memory, ends no trial by it."""
+    trial = Running("other/4", {0: 15 * GIB, 1: 15 * GIB}, GIB)
+    asked = foresee(replace(NOW, facts=facts(10, 10), trials=[trial], mode="swap"))
+    assert (asked.outlook, asked.ends) == ("swap", ("chat/1",))
+    small = replace(trial, devices={0: GIB})
+    forced = foresee(replace(NOW, facts=facts(10, 10), trials=[small]))
+    assert (forced.outlook, forced.ends) == ("swap", ("chat/1",))
+
+
 def test_one_on_trial_takes_over_at_once() -> None:
     """Its engine is loaded and proved: nothing is started, whatever the memory."""
     found = foresee(replace(NOW, facts=facts(1, 1), tried=True))

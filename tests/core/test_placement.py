@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from decimal import Decimal
+from functools import reduce
 
 import pytest
 from hypothesis import given, settings
@@ -16,11 +18,14 @@ from mmadmin.core.model_shape import ModelShape
 from mmadmin.core.placement import (
     HOST_RESERVE_BYTES,
     RESERVE_BYTES,
+    Beside,
     HostView,
     Running,
     Wanted,
     case_of,
     fits_beside,
+    freed,
+    make_room,
     place,
 )
 from mmadmin.core.run_shape import RunShape
@@ -160,6 +165,37 @@ def test_main_memory_counts_too() -> None:
     assert fits_beside(needs, [], facts, old).mode == "swap"
     assert fits_beside(needs, [], facts, old, resident=2 * GIB).mode == "overlap"
     assert fits_beside(needs, [], facts).as_json()["mode"] == "refuse"
+
+
+TRIALS = [Running("a", {0: 2 * GIB}), Running("b", {1: 8 * GIB}), Running("c", {0: 6 * GIB})]
+
+
+@pytest.mark.parametrize(
+    ("size_gib", "wanted", "mode", "ended"),
+    [
+        (9, "auto", "overlap", ""),
+        (11, "auto", "overlap", "a"),
+        (15, "auto", "overlap", "c"),
+        (17, "auto", "overlap", "ac"),
+        (22, "auto", "swap", ""),
+        (22, "overlap", "swap", ""),
+        (12, "swap", "swap", ""),
+        (25, "swap", "swap", "c"),
+        (40, "auto", "refuse", ""),
+    ],
+)
+def test_only_what_makes_room_ends(size_gib: int, wanted: str, mode: str, ended: str) -> None:
+    """Nothing ends that does not help, or for what is refused all the same."""
+    facts = host([("7.0", 32, 10), ("7.0", 32, 10)])
+    needs = Needs({}, (size_gib * GIB,))
+    old = Running("chat", {0: 13 * GIB})
+
+    def look(gone: Sequence[Running]) -> Beside:
+        return fits_beside(needs, [0], reduce(freed, gone, facts), old)
+
+    room, ends = make_room(look, TRIALS, wanted=wanted)
+    assert (room.mode, "".join(one.name for one in ends)) == (mode, ended)
+    assert room.words == look(TRIALS if mode == "refuse" else ends).words
 
 
 SIZES = st.integers(0, 40)

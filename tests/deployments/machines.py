@@ -226,11 +226,13 @@ class ToyMachine:
         if generation.uid in told("preflight-fails", []):
             raise MmError(f"{generation.uid} is not complete")
 
-    def beside(self, generation: Generation, running: Replica | None) -> Beside:
+    def beside(
+        self, generation: Generation, running: Replica | None, gone: Sequence[Replica] = ()
+    ) -> Beside:
         places = told("places")
         if places is None:
             return Beside(told("room", "overlap"), "as the test says")
-        taken = len(told("engines", {}))
+        taken = len(told("engines", {}).keys() - {replica.uid for replica in gone})
         leaves = running is not None and self.process(running) is not None
         mode = "overlap" if taken < places else "swap" if taken - leaves < places else "refuse"
         return Beside(mode, f"{taken} of {places} places are taken")

@@ -404,6 +404,38 @@ def test_another_deployment_gets_the_memory(people: People, gate: Gate) -> None:
     assert running() == ["other/2", "smol/1"]
 
 
+@pytest.mark.parametrize("name", ["smol", "other"])
+def test_one_that_is_refused_ends_none(people: People, gate: Gate, name: str) -> None:
+    """There is no room even without the trials: they go on, the deployment's own one too."""
+    two(people)
+    trial = begin(people)
+    generation = built(people, 8192, name=name, public_name=f"{name}-chat")
+    machines.tell("places", 0)
+    activation = actions.activate(people.bob, name, generation.number)
+    tasks.run_activation(activation.pk)
+    activation.refresh_from_db()
+    assert (activation.state, activation.error["code"]) == ("failed", "does_not_fit")
+    trial.refresh_from_db()
+    assert (trial.standing, running()) == (Standing.OPEN, ["smol/1", "smol/2"])
+
+
+def test_no_more_end_than_make_room(people: People, gate: Gate) -> None:
+    """Two are on trial, and the memory of one is enough."""
+    two(people)
+    first = begin(people)
+    built(people, name="other", public_name="other")
+    tasks.run_activation(actions.activate(people.bob, "other", 1).pk)
+    built(people, 4096, name="other", public_name="other")
+    second = begin(people, 2, "other")
+    built(people, name="third", public_name="third")
+    machines.tell("places", 4)
+    tasks.run_activation(actions.activate(people.bob, "third", 1).pk)
+    first.refresh_from_db()
+    second.refresh_from_db()
+    assert (first.ending, second.standing) == ("third/1 needs the memory", Standing.OPEN)
+    assert running() == ["other/1", "other/2", "smol/1", "third/1"]
+
+
 def test_a_stop_ends_it_too(people: People, gate: Gate) -> None:
     """Who takes a deployment down wants its memory."""
     two(people)
