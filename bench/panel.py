@@ -7,7 +7,8 @@ its weight with all that it loads are held against their aims. Then 200 pages ar
 build writes, and a browser beside them shows how late an event is on the screen. Exits 1 naming
 what falls short.
 
-`--home DIR` keeps the database there and uses it again.
+`--home DIR` keeps the database there and uses it again; `--postgres` measures on a PostgreSQL
+server of its own.
 """
 
 # ruff: noqa: PLC0415 (Django's models can be imported only once it is set up)
@@ -24,12 +25,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from bench import panel_live, panel_records
 from tests.support.ports import free_ports
+from tests.with_postgres import postgres
 
 PAGE_MS = 100.0
 """Server time of a page, 95th percentile."""
@@ -50,11 +52,14 @@ def main() -> int:
     parser.add_argument("--usage", type=int, default=1_000_000)
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--home", type=Path, help="keep the records here and use them again")
+    parser.add_argument("--postgres", action="store_true", help="measure on PostgreSQL")
     parser.add_argument("--only", default="", help="just the pages whose address holds this")
     parser.add_argument("--queries", action="store_true", help="just count queries, as JSON")
     parser.add_argument("--json", action="store_true")
     wanted = parser.parse_args()
-    with installation(wanted.home) as folder:
+    if wanted.home and wanted.postgres:
+        parser.error("--postgres keeps nothing: leave --home out")
+    with installation(wanted.home, on_postgres=wanted.postgres) as folder:
         filled_s = fill(folder, wanted)
         if wanted.queries:
             print(json.dumps([count_queries(page) for page in pages()]))
@@ -68,19 +73,22 @@ def main() -> int:
 
 
 @contextmanager
-def installation(home: Path | None) -> Iterator[Path]:
+def installation(home: Path | None, *, on_postgres: bool = False) -> Iterator[Path]:
     """A folder with a broker that answers, and Django set up on it."""
-    with tempfile.TemporaryDirectory(prefix="mm-bench-panel-") as passing:
-        folder = home or Path(passing)
+    with ExitStack() as stack:
+        passing = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mm-bench-panel-")))
+        folder = home or passing
         folder.mkdir(parents=True, exist_ok=True)
-        with panel_live.broker(Path(passing)) as url:
-            os.environ |= {"MM_HOME": str(folder), "REDIS_URL": url}
-            os.environ["DJANGO_SETTINGS_MODULE"] = "tests.settings"
-            os.environ.pop("DATABASE_URL", None)
-            import django
+        url = stack.enter_context(panel_live.broker(passing))
+        os.environ |= {"MM_HOME": str(folder), "REDIS_URL": url}
+        os.environ["DJANGO_SETTINGS_MODULE"] = "tests.settings"
+        os.environ.pop("DATABASE_URL", None)
+        if on_postgres:
+            os.environ["DATABASE_URL"] = stack.enter_context(postgres())
+        import django
 
-            django.setup()
-            yield folder
+        django.setup()
+        yield folder
 
 
 def fill(folder: Path, wanted: argparse.Namespace) -> float:
