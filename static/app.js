@@ -229,6 +229,8 @@
       const fresh = made.content.firstElementChild;
       const old = fresh && document.getElementById(fresh.id);
       if (!old) return;
+      const token = document.querySelector("input[name=csrfmiddlewaretoken]")?.value || "";
+      for (const own of fresh.querySelectorAll("input[name=csrfmiddlewaretoken]")) own.value = token;
       Idiomorph.morph(old, fresh, { morphStyle: "outerHTML" });
       const shown = document.getElementById(fresh.id);
       if (shown) htmx.process(shown);

@@ -139,15 +139,16 @@ def _go(
                 messages.success(request, "It is under way: watch it below.")
                 return redirect("deployment", name=name)
         status = 422
+    preview = queries.preview(me, name, number) if number is not None else None
     context = {
         "nav": "overview",
         "row": row,
         "form": form,
         "kind": kind,
         "target": queries.generation(me, name, number) if number is not None else None,
-        "preview": queries.preview(me, name, number) if number is not None else None,
-        "changes": queries.diff(me, name, row.live.number, number)
-        if row.live and number is not None and row.live.number != number
+        "preview": preview,
+        "changes": queries.differences(preview.live, preview.target)
+        if preview is not None and preview.live is not None
         else [],
     }
     return show(request, "deployment/go.html", context, status=status)

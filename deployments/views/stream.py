@@ -1,4 +1,9 @@
-"""The stream that an open page listens to: what changed, and the log lines of what it watches."""
+"""The stream that an open page listens to: what changed, and the log lines of what it watches.
+
+However many pages show the same to people with the same rights, it is asked of the database, drawn
+and encoded once; each is sent what it has not been sent yet. What is sent belongs to nobody: a
+form's safety token is put in by the page itself.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +13,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from copy import copy
 from dataclasses import dataclass, field
-from typing import ParamSpec, TypeVar
+from typing import NamedTuple, ParamSpec, TypeVar
 from urllib.parse import urlsplit
 
 from asgiref.sync import sync_to_async
@@ -23,10 +28,10 @@ from django.http import (
 from django.urls import Resolver404, ResolverMatch, resolve
 
 from deployments import live, queries
-from deployments.models import LogChunk, User
+from deployments.models import User
 from deployments.templatetags.mm import ansi
 from deployments.views.page import number_of
-from deployments.views.shared import TOKEN
+from deployments.views.shared import TOKEN, Once
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -56,6 +61,24 @@ class Watch:
         return bool(self.build_id or self.activation_id)
 
 
+class Part(NamedTuple):
+    """A fragment as every page with the same rights is sent it."""
+
+    name: str
+    mark: int
+    """The same while it looks the same."""
+    message: bytes
+
+
+class Lines(NamedTuple):
+    """Log lines as every page that has the log as far is sent them."""
+
+    last: int
+    whole: bool
+    """False when there are more."""
+    message: bytes
+
+
 @dataclass
 class Shown:
     """The fragments of a page that are kept up to date, and what was sent of each."""
@@ -81,22 +104,39 @@ class Shown:
         asked.GET = QueryDict(page.query)
         return cls(asked, match, parts[:MOST_PARTS])
 
-    def part(self, name: str) -> str | None:
-        """The fragment as it is now; None when it is as it was sent, or cannot be shown."""
-        asked = copy(self.request)
-        query = self.request.GET.copy()
-        query["part"] = name
-        asked.GET = query  # type: ignore[assignment]
-        asked.META = {**self.request.META, "QUERY_STRING": query.urlencode()}
-        answer: HttpResponse = self.match.func(asked, *self.match.args, **self.match.kwargs)
-        if answer.status_code != 200:  # noqa: PLR2004
-            return None
-        html = answer.content.decode()
-        mark = hash(CLOCK.sub(r"\1", TOKEN.sub("", html)))
-        if self.sent.get(name) == mark:
-            return None
-        self.sent[name] = mark
-        return html
+    async def news(self, user: User) -> list[bytes]:
+        """Messages of the fragments that are not as they were sent."""
+        self.request.user = user
+        where = (self.request.path, self.request.GET.urlencode(), *self.parts)
+        drawn = await _once.get((*_rights(user), *where), lambda: _off_loop(self.draw))
+        fresh = [part for part in drawn if self.sent.get(part.name) != part.mark]
+        self.sent |= {part.name: part.mark for part in fresh}
+        return [part.message for part in fresh]
+
+    def draw(self) -> list[Part]:
+        """The fragments as they are now, without those that cannot be shown."""
+        drawn = []
+        for name in self.parts:
+            asked = copy(self.request)
+            query = self.request.GET.copy()
+            query["part"] = name
+            asked.GET = query  # type: ignore[assignment]
+            asked.META = {**self.request.META, "QUERY_STRING": query.urlencode()}
+            answer: HttpResponse = self.match.func(asked, *self.match.args, **self.match.kwargs)
+            if answer.status_code != 200:  # noqa: PLR2004
+                continue
+            html = TOKEN.sub(r"\1\2", answer.content.decode())
+            message = live.message("fragment", html)
+            drawn.append(Part(name, hash(CLOCK.sub(r"\1", html)), message))
+        return drawn
+
+
+_once = Once()
+
+
+def _rights(user: User) -> tuple[object, ...]:
+    """People who may see the same are sent the same."""
+    return (user.role, user.is_superuser)
 
 
 async def stream(request: HttpRequest) -> HttpResponseBase:
@@ -142,8 +182,8 @@ async def _events(
                     yield live.message("bye", None)
                     return
                 user = again
-            async for event in _news(user, watch, shown, kinds):
-                yield event
+            if news := [text async for text in _news(user, watch, shown, kinds)]:
+                yield b"".join(news)  # one write a page: there may be hundreds
             await asyncio.sleep(hub.window_s)
 
 
@@ -157,42 +197,39 @@ async def _news(
         async for lines in _lines(user, watch):
             yield lines
     if shown is not None and kinds != {"log"}:
-        shown.request.user = user
-        async for part in _parts(shown):
-            yield part
+        for message in await shown.news(user):
+            yield message
     elif changed := sorted(kinds - {"log"}):
         yield live.message("change", changed)
-
-
-async def _parts(shown: Shown) -> AsyncIterator[bytes]:
-    """The fragments that are not as they were."""
-    for name in shown.parts:
-        html = await _off_loop(shown.part, name)
-        if html is not None:
-            yield live.message("fragment", html)
 
 
 async def _lines(user: User, watch: Watch) -> AsyncIterator[bytes]:
     """The log lines that the page does not have yet."""
     while watch.on:
-        chunks = await _off_loop(_chunks, user, watch)
-        if chunks:
-            watch.last = chunks[-1].pk
-            # one message, however many there are: a page lays itself out anew for each
-            html = "".join(ansi(chunk.text) for chunk in chunks)
-            yield live.message("log", {"id": watch.last, "html": html})
-        if len(chunks) < CHUNKS_AT_ONCE:
+        which = (watch.build_id, watch.activation_id, watch.last)
+        lines = await _once.get((*_rights(user), *which), lambda: _off_loop(_after, user, watch))
+        if lines.message:
+            watch.last = lines.last
+            yield lines.message
+        if lines.whole:
             return
 
 
-def _chunks(user: User, watch: Watch) -> list[LogChunk]:
-    return queries.build_log(
+def _after(user: User, watch: Watch) -> Lines:
+    chunks = queries.build_log(
         user,
         build_id=watch.build_id,
         activation_id=0 if watch.build_id else watch.activation_id,
         after_id=watch.last,
         limit=CHUNKS_AT_ONCE,
     )
+    if not chunks:
+        return Lines(watch.last, whole=True, message=b"")
+    last = chunks[-1].pk
+    # one message, however many there are: a page lays itself out anew for each
+    html = "".join(ansi(chunk.text) for chunk in chunks)
+    message = live.message("log", {"id": last, "html": html})
+    return Lines(last, whole=len(chunks) < CHUNKS_AT_ONCE, message=message)
 
 
 def _still_here(user_id: int) -> User | None:

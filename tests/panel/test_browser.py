@@ -208,6 +208,17 @@ def test_the_store_page_follows_its_care(site: Panel, browser: Browser) -> None:
         expect(page.locator("#sums")).not_to_contain_text("A collection would free")
 
 
+def test_a_form_that_came_by_the_stream_can_be_sent(site: Panel, browser: Browser) -> None:
+    """What the stream sends belongs to nobody: the page puts its own safety token in."""
+    reading = CARE + READING.replace("DONE", "2 * GIB")
+    with visit(browser, site.url, "otto") as page:
+        page.goto("/store/")
+        expect(page.locator("html")).to_have_attribute("data-stream", "on")
+        site.python(reading.replace("verify-contents", "verify"))
+        page.get_by_role("button", name="Cancel").last.click()
+        expect(page.get_by_role("status").filter(has_text="cancelled")).to_be_visible()
+
+
 def test_a_page_that_lost_its_stream_catches_up(site: Panel, browser: Browser) -> None:
     """Lines that were written while the page was away are there when it is back, once."""
     with visit(browser, site.url, "vera") as page:

@@ -451,6 +451,20 @@ def test_the_number_of_queries_does_not_grow(admin: Client) -> None:
     assert queries() == before
 
 
+def test_previews_take_the_same_number_of_queries(operator: Client) -> None:
+    """Whether the generation is the live one or differs from it in everything."""
+    deployment = Deployment.objects.get(name=NAME)
+    deployment.generations.update(state="retired")
+    assert deployment.live is not None
+    counts = set()
+    for number in (2, 3, deployment.live.number):
+        with CaptureQueriesContext(connection) as seen:
+            page = f"/deployments/{NAME}/generations/{number}/activate/"
+            assert operator.get(page).status_code == 200
+        counts.add(len(seen))
+    assert len(counts) == 1
+
+
 def test_guessing_is_slowed_down(team: dict[str, User], client: Client, settings) -> None:
     """After some wrong passwords even the right one has to wait; other names do not."""
     settings.CACHES = {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}}

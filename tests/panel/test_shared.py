@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import threading
 import time
@@ -125,3 +126,40 @@ def test_whole_pages_and_strangers_are_not_shared(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(time, "monotonic", lambda: later)
     ask(view)
     assert view.times == 6
+
+
+async def test_what_is_asked_for_at_once_is_made_once() -> None:
+    """Ten tasks ask, one is made; after an event, and for another key, it is made anew."""
+    once, times = shared.Once(), list[str]()
+
+    async def make(word: str) -> str:
+        times.append(word)
+        await asyncio.sleep(0)
+        return word
+
+    asked = [once.get("a", lambda: make("one")) for _ in range(10)]
+    assert await asyncio.gather(*asked) == ["one"] * 10
+    assert times == ["one"]
+    assert await once.get("b", lambda: make("two")) == "two"
+    live.Hub().tell({"kind": "build", "id": 1})
+    assert await once.get("a", lambda: make("three")) == "three"
+
+
+async def test_who_goes_away_takes_nothing_from_the_others() -> None:
+    """The first page to ask is closed while it is made: those who wait get it all the same."""
+    once, go_on, begun = shared.Once(), asyncio.Event(), asyncio.Event()
+
+    async def make() -> str:
+        begun.set()
+        await go_on.wait()
+        return "made"
+
+    first = asyncio.create_task(once.get("a", make))
+    await begun.wait()
+    second = asyncio.create_task(once.get("a", make))
+    await asyncio.sleep(0)
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    go_on.set()
+    assert await second == "made"

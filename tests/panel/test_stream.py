@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
@@ -10,9 +11,9 @@ from django.http import HttpRequest, StreamingHttpResponse
 from django.test import AsyncClient, Client, RequestFactory
 
 from deployments import live
-from deployments.models import Build, LogChunk, User
+from deployments.models import Build, BuildStep, LogChunk, User
 from deployments.views import shared
-from deployments.views.stream import CHUNKS_AT_ONCE, Shown, Watch, _lines
+from deployments.views.stream import CHUNKS_AT_ONCE, Part, Shown, Watch, _lines
 from tests.panel import seed
 
 NAME = "mistral-medium-3.5"
@@ -31,30 +32,70 @@ def nothing_made() -> None:
     shared._made.clear()
 
 
-def test_a_fragment_is_sent_when_it_is_not_as_it_was(team: dict[str, User]) -> None:
-    """Once at first, then only after a change; clocks that went on are none."""
-    build = Build.objects.get(state="running")
-    shown = Shown.of(asked(team["vera"], f"/builds/{build.pk}/", "steps"))
+def drawn(user: User, page: str, parts: str) -> dict[str, Part]:
+    """The page's fragments as this person's stream would send them now."""
+    shown = Shown.of(asked(user, page, parts))
     assert shown is not None
-    html = shown.part("steps")
-    assert html is not None
-    assert 'id="steps"' in html
-    assert shown.part("steps") is None
-    build.steps.filter(state="running").update(progress_done=400)
+    return {part.name: part for part in shown.draw()}
+
+
+def test_a_fragment_is_news_when_it_is_not_as_it_was(team: dict[str, User]) -> None:
+    """Its mark changes with what it shows; clocks that went on are no news."""
+    page = f"/builds/{Build.objects.get(state='running').pk}/"
+    before = drawn(team["vera"], page, "steps")["steps"]
+    assert b'id=\\"steps\\"' in before.message
+    live.Hub().tell({"kind": "tick"})
+    assert drawn(team["vera"], page, "steps")["steps"].mark == before.mark
+    BuildStep.objects.filter(build__state="running", state="running").update(progress_done=400)
     live.Hub().tell({"kind": "step"})
-    html = shown.part("steps")
-    assert html is not None
-    assert "400 of 412" in html
+    after = drawn(team["vera"], page, "steps")["steps"]
+    assert after.mark != before.mark
+    assert b"400 of 412" in after.message
 
 
 def test_nobody_is_sent_what_they_may_not_see(team: dict[str, User]) -> None:
     """The page's own checks hold: a viewer's stream has no keys."""
-    of_viewer = Shown.of(asked(team["vera"], "/keys/", "rows"))
-    of_operator = Shown.of(asked(team["otto"], "/keys/", "rows"))
-    assert of_viewer is not None
+    assert drawn(team["otto"], "/keys/", "rows")
+    assert not drawn(team["vera"], "/keys/", "rows")
+
+
+def test_what_is_sent_to_many_has_nobody_s_safety_token(team: dict[str, User]) -> None:
+    """Forms are sent with an empty one: the page puts its own in."""
+    message = drawn(team["otto"], "/store/", "care")["care"].message
+    assert b"csrfmiddlewaretoken" in message
+    assert b'csrfmiddlewaretoken\\" value=\\"\\"' in message
+
+
+@pytest.mark.django_db(transaction=True)
+async def test_many_pages_are_told_what_was_drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once for all with the same rights, until something changes; each is sent it once."""
+    monkeypatch.setattr(shared, "FRESH_S", 3600.0)
+    team = await sync_to_async(seed.everything)()
+    build = await Build.objects.aget(state="running")
+    times: list[str] = []
+    draw = Shown.draw
+
+    def counted(shown: Shown) -> list[Part]:
+        times.append(str(shown.request.user))
+        return draw(shown)
+
+    monkeypatch.setattr(Shown, "draw", counted)
+    pages = [Shown.of(asked(team["vera"], f"/builds/{build.pk}/", "head,steps")) for _ in range(20)]
+    told = await asyncio.gather(*(page.news(team["vera"]) for page in pages if page))
+    assert [len(messages) for messages in told] == [2] * 20
+    assert times == ["vera"]
+    told = await asyncio.gather(*(page.news(team["vera"]) for page in pages if page))
+    assert [len(messages) for messages in told] == [0] * 20
+    assert times == ["vera"]
+    await build.steps.filter(state="running").aupdate(progress_done=400)
+    live.Hub().tell({"kind": "step"})
+    told = await asyncio.gather(*(page.news(team["vera"]) for page in pages if page))
+    assert {b"400 of 412" in messages[-1] for messages in told} == {True}
+    assert times == ["vera"] * 2
+    of_operator = Shown.of(asked(team["otto"], f"/builds/{build.pk}/", "head,steps"))
     assert of_operator is not None
-    assert of_operator.part("rows") is not None
-    assert of_viewer.part("rows") is None
+    assert len(await of_operator.news(team["otto"])) == 2
+    assert times == ["vera", "vera", "otto"]
 
 
 def test_only_parts_of_our_pages_are_sent(team: dict[str, User]) -> None:
@@ -65,9 +106,7 @@ def test_only_parts_of_our_pages_are_sent(team: dict[str, User]) -> None:
     assert Shown.of(asked(ada, "/", "")) is None
     pages = {f"/deployments/{NAME}/": "nonsense", f"/deployments/{NAME}/generations/2/pin/": "now"}
     for page, part in pages.items():
-        shown = Shown.of(asked(ada, page, part))
-        assert shown is not None
-        assert shown.part(part) is None
+        assert not drawn(ada, page, part)
     assert not Build.objects.filter(generation__pinned=True, generation__number=4).exists()
 
 
