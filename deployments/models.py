@@ -143,9 +143,14 @@ class Generation(models.Model):
     command = models.JSONField(null=True, blank=True)
     """The engine's argv in a seat that says nothing (port 0), for comparing generations."""
     template = models.TextField(null=True, blank=True)  # noqa: DJ001 (null = not known)
-    """The chat template's text."""
+    """The text of the chat template that it is served with; empty = the model has none."""
     rendering = models.JSONField(null=True, blank=True)
     """What its patches change: `rendering.json` of the patched template; null = it has none."""
+    model_report = models.JSONField(null=True, blank=True)
+    """What the model says about itself: the `verify-gguf` report; null = not known."""
+    renders = models.JSONField(null=True, blank=True)
+    """What its template makes of each conversation of the matrix, in the sandbox:
+    `{name: {"output"} | {"error"}}`; null = not known."""
     needs = models.JSONField(null=True, blank=True)
     """The memory that its engine was predicted to hold (`core.foresight.Footprint`)."""
     size_bytes = models.BigIntegerField(default=0)

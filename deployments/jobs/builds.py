@@ -60,13 +60,17 @@ class Description:
     command: Sequence[str]
     """The engine's argv, in a seat with port 0."""
     template: str | None
-    """The chat template's text; None = it is not known."""
+    """The text of the template that it is served with; empty = it has none, None = not known."""
     size_bytes: int
     """Of the closure."""
     rendering: Any = None
     """What the template's patches change, conversation by conversation; None = it has none."""
     needs: Any = None
     """The memory that its engine will hold here; None = it cannot be predicted."""
+    model_report: Any = None
+    """What the model says about itself; None = not known."""
+    renders: Any = None
+    """What the template makes of each conversation; None = not known."""
 
 
 class Hands(Protocol):
@@ -396,6 +400,8 @@ def _finish(
             template=described.template,
             rendering=described.rendering,
             needs=described.needs,
+            model_report=described.model_report,
+            renders=described.renders,
             size_bytes=described.size_bytes,
             built_at=timezone.now(),
         )

@@ -22,7 +22,7 @@ from mmadmin.core.assemble import assemble
 from mmadmin.core.builder import StepTools
 from mmadmin.core.derivation import Derivation
 from mmadmin.core.engine import LaunchSpec, Seat, System
-from mmadmin.core.errors import Conflict, MmError
+from mmadmin.core.errors import Conflict, InvalidModel, MmError
 from mmadmin.core.facts import HostFacts
 from mmadmin.core.foresight import footprint
 from mmadmin.core.home import Home
@@ -45,6 +45,7 @@ from mmadmin.host.probe import ask_rest, liveness, prove, work
 from mmadmin.host.readiness import is_loading, wait_ready
 from mmadmin.host.resolve import resolve
 from mmadmin.host.substitute import open_substituter
+from mmadmin.host.template_matrix import render_in_child, template_of
 from mmadmin.host.toolbox import HostConfig, HostToolbox
 
 log = logging.getLogger(__name__)
@@ -107,13 +108,34 @@ class Machine:
         found = read_system(store.object_path(system))
         launch = catalog.engine(found.engine_kind).launch(found, Seat(host="127.0.0.1", port=0))
         sizes = [store.object(name) for name in store.closure(system)]
+        template, renders = self._template(found)
         return Description(
             command=launch.argv,
-            template=found.template.read_text(encoding="utf-8") if found.template else None,
+            template=template,
             size_bytes=sum(part.size for part in sizes if part is not None),
             rendering=rendering_of(found.template) if found.template else None,
             needs=self._needs(found),
+            model_report=dict(found.facts.metadata) if found.facts else None,
+            renders=renders,
         )
+
+    def _template(self, system: System) -> tuple[str | None, Mapping[str, Any] | None]:
+        """The template that a system is served with, and what it renders; None = it is not known.
+
+        Empty where the model has none, and nothing is rendered then.
+        """
+        try:
+            text = template_of(system)
+        except InvalidModel:
+            return "", None
+        except MmError as error:
+            log.warning("the template of %s cannot be read: %s", system.alias, error)
+            return None, None
+        try:
+            return text, render_in_child({"template": text})["template"]
+        except MmError as error:
+            log.warning("the template of %s is not rendered: %s", system.alias, error)
+            return text, None
 
     def _needs(self, system: System) -> dict[str, Json] | None:
         """The memory that its engine will hold on this machine; None where it is not known."""

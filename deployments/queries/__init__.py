@@ -12,6 +12,7 @@ from deployments.queries.history import (
     differences,
     export_history,
     generation,
+    generation_builds,
     history,
     live_spans,
 )
@@ -75,6 +76,7 @@ __all__ = [
     "examinations",
     "export_history",
     "generation",
+    "generation_builds",
     "history",
     "host",
     "hosts",

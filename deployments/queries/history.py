@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from django.db.models import Max
+from django.db.models import Max, Prefetch
 from django.utils import timezone
 
 from deployments.models import (
     Activation,
     Build,
+    BuildStep,
     Generation,
     Transition,
     User,
@@ -77,6 +78,13 @@ def generation(actor: User, name: str, number: int) -> HistoryRow:
     if found is None:
         raise NotFound(f"{name} has no generation {number}")
     return _history_rows([found], live_id=of.live_id)[0]
+
+
+def generation_builds(actor: User, of: Generation) -> list[Build]:
+    """Every build of a generation with its steps, oldest first."""
+    require(actor)
+    rows = of.builds.select_related("actor").defer("spec_toml", "plan").order_by("pk")
+    return list(rows.prefetch_related(Prefetch("steps", BuildStep.objects.order_by("position"))))
 
 
 def _history_rows(generations: Sequence[Generation], *, live_id: int | None) -> list[HistoryRow]:
@@ -145,7 +153,10 @@ def export_history(actor: User, name: str) -> dict[str, Any]:
         .order_by("number")
     )
     builds = grouped(
-        Build.objects.filter(deployment=of, dry_run=False).select_related("actor").order_by("pk"),
+        Build.objects.filter(deployment=of, dry_run=False)
+        .select_related("actor")
+        .prefetch_related(Prefetch("steps", BuildStep.objects.order_by("position")))
+        .order_by("pk"),
         lambda build: build.generation_id,
     )
     activations = of.activations.select_related("target", "previous", "actor").order_by("pk").all()
@@ -200,6 +211,9 @@ def _exported(row: HistoryRow, builds: Sequence[Build]) -> dict[str, Any]:
         "command": it.command,
         "template": it.template,
         "rendering": it.rendering,
+        "renders": it.renders,
+        "model_report": it.model_report,
+        "needs": it.needs,
         "probe_report": it.probe_report,
         "changes": [change.as_json() for change in row.changes],
         "live_spans": [[_iso(start), _iso(end)] for start, end in row.live_spans],
@@ -213,7 +227,25 @@ def _exported(row: HistoryRow, builds: Sequence[Build]) -> dict[str, Any]:
             }
             for t in row.transitions
         ],
-        "builds": [_exported_job(build) for build in builds],
+        "builds": [
+            _exported_job(build) | {"steps": [_exported_step(step) for step in build.steps.all()]}
+            for build in builds
+        ],
+    }
+
+
+def _exported_step(step: BuildStep) -> dict[str, Any]:
+    return {
+        "derivation": step.derivation,
+        "recipe": step.recipe,
+        "name": step.name,
+        "state": step.state,
+        "why": step.why,
+        "output": step.output,
+        "size_bytes": step.size_bytes,
+        "started_at": _iso(step.started_at),
+        "ended_at": _iso(step.ended_at),
+        "error": step.error,
     }
 
 
@@ -283,6 +315,10 @@ def _side(generation: Generation) -> Side:
         argv=generation.command,
         template=generation.template,
         probes=generation.probe_report,
+        model=generation.model_report,
+        renders=generation.renders,
+        size_bytes=generation.size_bytes or None,
+        needs=generation.needs,
     )
 
 

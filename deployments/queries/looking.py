@@ -34,6 +34,8 @@ RECORDED = (
     "command",
     "template",
     "rendering",
+    "model_report",
+    "renders",
 )
 """What a generation's own page shows and lists do not: up to hundreds of kilobytes a row."""
 

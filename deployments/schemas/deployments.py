@@ -82,17 +82,20 @@ class TransitionOut(Schema):
 
 
 class DiffRowOut(Schema):
-    """One difference."""
+    """One difference: as it was recorded, and the same in words with units."""
 
     section: str
     field: str
     before: str | None
     after: str | None
+    label: str
+    was: str | None
+    now: str | None
 
     @classmethod
     def of(cls, row: DiffRow) -> DiffRowOut:
         """A row of a diff."""
-        return cls(section=row.section, field=row.field, before=row.before, after=row.after)
+        return cls.model_validate(row.as_json())
 
 
 class ReplicaOut(Schema):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -78,7 +77,6 @@ SPANS: tuple[tuple[int, Callable[[float], str]], ...] = (
     (DAY_S, lambda s: _two(s, (HOUR_S, "h"), (MINUTE_S, "min"))),
 )
 SHORT = 12
-LONG_VALUE = 160
 MOST_CHIPS = 6
 NEARLY, FULL = 80, 100
 
@@ -381,10 +379,7 @@ def _span(text: str, classes: list[str]) -> str:
 @register.filter
 def udiff(row: DiffRow) -> SafeString:
     """A unified diff of a long value, a line an element."""
-    lines: Iterable[str] = difflib.unified_diff(
-        (row.before or "").splitlines(), (row.after or "").splitlines(), lineterm="", n=3
-    )
-    return _signed(list(lines)[2:])
+    return _signed(row.lines())
 
 
 @register.filter
@@ -415,8 +410,7 @@ def ticked(text: str) -> SafeString:
 @register.filter
 def is_long(row: DiffRow) -> bool:
     """True when a difference is better shown as a diff of lines."""
-    values = (row.before or "", row.after or "")
-    return any("\n" in value or len(value) > LONG_VALUE for value in values)
+    return row.is_long
 
 
 @register.filter

@@ -1,4 +1,4 @@
-"""`mm deploy`, `activate`, `rollback`, `history`, `diff` and their kin: the panel's actions, typed.
+"""`mm deploy`, `activate`, `rollback` and their kin: the panel's actions, typed.
 
 Each command calls one action or query and then, unless told to detach, watches the job that the
 action started until it has ended.
@@ -22,27 +22,15 @@ from mmadmin.cli.output import (
     errors,
     seconds_text,
     styled,
-    when_text,
 )
 from mmadmin.cli.records import actor
-from mmadmin.cli.tables import Column, table
-from mmadmin.core.diff import telling
 from mmadmin.core.errors import InvalidInput, NotFound
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from deployments.models import Activation, Build, User
-    from deployments.queries import HistoryRow
-    from mmadmin.core.diff import DiffRow
 
-CHANGES_SHOWN = 3
-VALUE_SHOWN = 40
-"""Longer values are not shown in a history; `mm diff` has them."""
 Name = Annotated[str, typer.Argument(help="The deployment's name.", metavar="NAME")]
 Number = Annotated[int, typer.Argument(help="The generation's number.", metavar="NUMBER", min=1)]
-Before = Annotated[int, typer.Argument(help="The one generation.", metavar="BEFORE", min=1)]
-After = Annotated[int, typer.Argument(help="The other.", metavar="AFTER", min=1)]
 SpecFile = Annotated[
     Path, typer.Argument(help="A deployment file (TOML); - reads stdin.", metavar="FILE")
 ]
@@ -335,145 +323,3 @@ def cancel(name: Name, *, as_json: JsonFlag = False) -> None:
                 f"{kind} {job.pk} is asked to stop; its end: mm follow {escape(name)}, "
                 f"or mm logs --{kind} {job.pk}"
             )
-
-
-def history(
-    name: Name,
-    *,
-    page: Annotated[int, typer.Option(help="Older pages.", min=1)] = 1,
-    as_json: JsonFlag = False,
-) -> None:
-    """List a deployment's generations: what changed, who, when, why, and how long it was live.
-
-    Example: mm history smollm2-135m --json
-    """
-    person = actor()
-    from deployments import queries
-
-    rows = queries.history(person, name, page=page).rows
-    if as_json:
-        emit_json([_history_json(row) for row in rows])
-        return
-    table(
-        [
-            Column("", whole=True),
-            Column("state", whole=True),
-            Column("author", drop=2),
-            Column("when", whole=True),
-            Column("live for", whole=True, drop=3),
-            Column("reason"),
-            Column("changes", drop=1),
-        ],
-        [
-            [
-                f"[bold]{row.generation.number}[/]{' ◂' if row.is_live else ''}",
-                styled(str(row.generation.state)),
-                escape(row.generation.author.get_username()),
-                when_text(row.generation.created_at),
-                seconds_text(row.live_s) if row.live_s else "",
-                escape(_why(row)),
-                escape(_changes(row.changes)),
-            ]
-            for row in rows
-        ],
-        empty=f"{escape(name)} has no generations",
-    )
-
-
-def _changes(rows: Sequence[DiffRow]) -> str:
-    """The few differences to its parent that say most, a line each."""
-    few = telling(rows, CHANGES_SHOWN)
-    lines = [_change(row) for row in few]
-    rest = len(rows) - len(few)
-    return "\n".join([*lines, *([f"and {rest} more: mm diff"] if rest else [])])
-
-
-def _change(row: DiffRow) -> str:
-    values = [value for value in (row.was, row.now) if value is not None]
-    if any("\n" in value or len(value) > VALUE_SHOWN for value in values):
-        return f"{row.label}: changed"
-    if row.was is None:
-        return f"{row.label}: {row.now}"
-    return f"{row.label}: {row.was} → {row.now if row.now is not None else 'not set'}"
-
-
-def _why(row: HistoryRow) -> str:
-    """Why it was made and, where it was gone back to, who did that last, when and why."""
-    words = str(row.generation.reason)
-    back = next((a for a in row.activations if a.kind == "rollback"), None)
-    if back is not None:
-        who = back.actor.get_username() if back.actor else "mmadmin"
-        words += f"\nrolled back to by {who}, {when_text(back.created_at)}: {back.reason}"
-    return words
-
-
-def _history_json(row: HistoryRow) -> dict[str, Any]:
-    generation = row.generation
-    return {
-        "number": generation.number,
-        "state": generation.state,
-        "state_reason": generation.state_reason,
-        "is_live": row.is_live,
-        "system": generation.system,
-        "author": generation.author.get_username(),
-        "reason": generation.reason,
-        "created_at": generation.created_at,
-        "built_at": generation.built_at,
-        "parent": generation.parent.number if generation.parent else None,
-        "pinned": generation.pinned,
-        "mark": generation.mark,
-        "live_s": row.live_s,
-        "live_spans": [list(span) for span in row.live_spans],
-        "activations": [
-            {
-                "kind": a.kind,
-                "state": a.state,
-                "actor": a.actor.get_username() if a.actor else None,
-                "reason": a.reason,
-                "at": a.created_at,
-                "ended_at": a.ended_at,
-            }
-            for a in row.activations
-        ],
-        "changes": [
-            {"section": c.section, "field": c.field, "before": c.before, "after": c.after}
-            for c in row.changes
-        ],
-    }
-
-
-def diff(name: Name, a: Before, b: After, *, as_json: JsonFlag = False) -> None:
-    """Compare two generations: spec, lock, model, template, flags, engine, speed.
-
-    Example: mm diff smollm2-135m 1 2
-    """
-    person = actor()
-    from deployments import queries
-
-    rows = queries.diff(person, name, a, b)
-    if as_json:
-        emit_json(
-            [
-                {"section": r.section, "field": r.field, "before": r.before, "after": r.after}
-                for r in rows
-            ]
-        )
-        return
-    table(
-        [
-            Column("section", whole=True, drop=1),
-            Column("field"),
-            Column(f"generation {a}"),
-            Column(f"generation {b}"),
-        ],
-        [
-            [
-                escape(r.section),
-                escape(r.label),
-                f"[red]{escape(r.was)}[/]" if r.was is not None else "",
-                f"[green]{escape(r.now)}[/]" if r.now is not None else "",
-            ]
-            for r in rows
-        ],
-        empty="no difference",
-    )

@@ -1,8 +1,9 @@
 """What changed between two generations, as rows: for people, not for patch tools.
 
-Fields of the deployment file, pinned sources, what was built, the engine's command and the chat
-template are compared each in its own words. Paths of the store are shown by the object's name
-without its hash, so that a command differs only where its meaning does.
+Fields of the deployment file, pinned sources, what the model says about itself, what was built,
+the engine's command, the chat template, what it renders, the probes, speed and sizes are compared
+each in its own words. Paths of the store are shown by the object's name without its hash, so that
+a command differs only where its meaning does; what one section tells, another does not repeat.
 
 A row has two faces: `field`, `before` and `after` are for programs and stable; `label`, `was` and
 `now` are the same for people, with units.
@@ -12,11 +13,21 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from mmadmin.core.diff_words import (
+    MEMORY,
+    NOISE_PERCENT,
+    TENSOR_BYTES,
+    Words,
+    bytes_in_words,
+    percent,
+    words_of,
+)
 from mmadmin.core.errors import InvalidInput
+from mmadmin.core.gguf_report import TEMPLATE
 from mmadmin.core.recipe import Json
 from mmadmin.core.spec import parse_spec, spec_as_document
 from mmadmin.core.spec_fields import SECTION_ORDER
@@ -24,6 +35,8 @@ from mmadmin.core.spec_fields import SECTION_ORDER
 STORE_PATH = re.compile(r"/[^\s,]*/objects/[0-9a-f]{64}-([^\s,/]+)")
 SHORT = 12
 CONTEXT_LINES = 3
+LONG_VALUE = 160
+"""Longer values are shown as lines that differ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +44,8 @@ class DiffRow:
     """One thing that differs."""
 
     section: str
-    """`spec`, `sources`, `build`, `command`, `template`, `probes` or `speed`."""
+    """`spec`, `sources`, `model`, `build`, `command`, `template`, `rendering`, `probes`, `speed`
+    or `size`."""
     field: str
     before: str | None
     """None = it was not there."""
@@ -41,66 +55,50 @@ class DiffRow:
     @property
     def label(self) -> str:
         """What differs, for people."""
-        return MEASURED[self.field].label if self._is_measured else self.field
+        return self._words.label
 
     @property
     def was(self) -> str | None:
         """`before` for people."""
-        return self._in_words(self.before)
+        return None if self.before is None else self._words.value(self.before)
 
     @property
     def now(self) -> str | None:
         """`after` for people; of a figure also by how much it went up or down."""
-        words = self._in_words(self.after)
-        if not self._is_measured or words is None or self.before is None:
+        if self.after is None:
+            return None
+        words = self._words.value(self.after)
+        if not self._words.is_figure or self.before is None:
             return words
-        percent = _percent(self.before, str(self.after))
-        return f"{words} ({percent:+d} %)" if percent else words
+        more = percent(self.before, self.after)
+        return f"{words} ({more:+d} %)" if more else words
 
     @property
-    def _is_measured(self) -> bool:
-        return self.section == "speed" and self.field in MEASURED
+    def is_long(self) -> bool:
+        """True when it is better shown as lines than as two values."""
+        values = (self.before or "", self.after or "")
+        return any("\n" in value or len(value) > LONG_VALUE for value in values)
 
-    def _in_words(self, value: str | None) -> str | None:
-        if value is None or not self._is_measured or not value.isdecimal():
-            return value
-        return MEASURED[self.field].words(int(value))
+    def lines(self) -> list[str]:
+        """A unified diff of the values, without its two lines of names."""
+        before, after = (self.before or "").splitlines(), (self.after or "").splitlines()
+        return list(difflib.unified_diff(before, after, lineterm="", n=CONTEXT_LINES))[2:]
+
+    @property
+    def _words(self) -> Words:
+        return words_of(self.section, self.field)
 
     def as_json(self) -> dict[str, Json]:
-        """As data for pages and the API."""
-        return asdict(self)
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """A figure of the probe report: what people call it, and how they read it."""
-
-    label: str
-    words: Callable[[int], str]
-
-
-def _milli_per_s(value: int) -> str:
-    return f"{value / 1000:.1f} tokens/s"
-
-
-def _ms(value: int) -> str:
-    return f"{value} ms" if value < SECOND_MS else f"{value / SECOND_MS:.1f} s"
-
-
-def _percent(before: str, after: str) -> int:
-    """By how many percent `after` is more; 0 where that cannot be said."""
-    if not before.isdecimal() or not after.isdecimal() or int(before) == 0:
-        return 0
-    return round(100 * (int(after) - int(before)) / int(before))
-
-
-SECOND_MS = 1000
-MEASURED: Mapping[str, Measured] = {
-    "load_ms": Measured("time to load", _ms),
-    "ttft_ms": Measured("time to the first token", _ms),
-    "prompt_tokens_per_s_milli": Measured("prompt speed", _milli_per_s),
-    "generation_tokens_per_s_milli": Measured("generation speed", _milli_per_s),
-}
+        """As data for pages and the API: both faces."""
+        return {
+            "section": self.section,
+            "field": self.field,
+            "before": self.before,
+            "after": self.after,
+            "label": self.label,
+            "was": self.was,
+            "now": self.now,
+        }
 
 
 def telling(rows: Sequence[DiffRow], most: int) -> list[DiffRow]:
@@ -119,8 +117,17 @@ class Side:
     """`graph_to_json`."""
     argv: Sequence[str] | None = None
     template: str | None = None
+    """The text that it is served with; empty = it has none."""
     probes: Mapping[str, Any] | None = None
     """The probe report: `{"rows": [{"name", "state", …}], …}`."""
+    model: Mapping[str, Any] | None = None
+    """The `verify-gguf` report."""
+    renders: Mapping[str, Any] | None = None
+    """What its template makes of each conversation: `{name: {"output"} | {"error"}}`."""
+    size_bytes: int | None = None
+    """Of everything that it needs."""
+    needs: Mapping[str, Any] | None = None
+    """Predicted memory: `{"devices", "per_device", "host_bytes", …}`."""
 
 
 def diff(before: Side, after: Side) -> list[DiffRow]:
@@ -128,10 +135,13 @@ def diff(before: Side, after: Side) -> list[DiffRow]:
     return [
         *_spec_rows(before.spec_toml, after.spec_toml),
         *_known(_source_rows, before.lock, after.lock),
+        *_known(_model_rows, before.model, after.model),
         *_known(_build_rows, before.graph, after.graph),
         *_known(_command_rows, before.argv, after.argv),
-        *template_rows(before.template, after.template),
+        *_known(template_rows, before.template, after.template),
+        *_known(_rendering_rows, before.renders, after.renders),
         *_known(_probe_rows, before.probes, after.probes),
+        *_size_rows(before, after),
     ]
 
 
@@ -196,28 +206,63 @@ def _sources(lock: Mapping[str, Any]) -> dict[str, str]:
             source = file["source"]
             if source["kind"] == "hub":
                 fields[f"{part} commit"] = f"{source['repo']}@{source['revision']}"
-            fields[f"{part} {file['path']}"] = f"sha256 {file['sha256'][:SHORT]}, {file['size']} B"
+            size = bytes_in_words(file["size"])
+            fields[f"{part} {file['path']}"] = f"sha256 {file['sha256'][:SHORT]}, {size}"
+    return fields
+
+
+def _model_rows(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[DiffRow]:
+    yield from _compare("model", _model(before), _model(after))
+
+
+def _model(report: Mapping[str, Any]) -> dict[str, str]:
+    """Every key of a GGUF's metadata, its arrays by count and digest, its tensors by type."""
+    fields: dict[str, str] = {}
+    for key, value in sorted((report.get("metadata") or {}).items()):
+        _flatten(key, value, fields)
+    for key, count in (report.get("arrays") or {}).items():
+        if key not in fields:
+            digest = str((report.get("array_digests") or {}).get(key, ""))
+            fields[key] = f"{count} items, sha256 {digest[:SHORT]}"
+    template = report.get("template_sha256")
+    fields.pop(TEMPLATE, None)
+    if template:
+        fields[TEMPLATE] = f"sha256 {template[:SHORT]}"
+    fields["tensors"] = str(report.get("tensor_count", ""))
+    for name, size in (report.get("tensor_types") or {}).items():
+        fields[f"{TENSOR_BYTES}{name}"] = str(size)
     return fields
 
 
 def _build_rows(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[DiffRow]:
-    yield from _compare("build", _steps(before), _steps(after))
+    rows = _compare("build", _steps(before), _steps(after))
+    yield from (row for row in rows if not _is_told(row))
 
 
-_OWN_SECTION = frozenset({"fetch", "system"})
+_TOLD = frozenset(
+    {"fetch", "unpack", "system", "verify-gguf", "extract-template", "patch-template"}
+)
 """Steps whose params other sections tell already."""
+_NAMES = frozenset({"file", "first", "output"})
+"""Params that name files inside objects."""
 
 
 def _steps(graph: Mapping[str, Any]) -> dict[str, str]:
-    """Each param of each step, by recipe; a recipe's version too."""
+    """Each param of each step that no other section tells, by recipe; a recipe's version too."""
     fields: dict[str, str] = {}
     for step in graph["derivations"].values():
-        if step["recipe"] in _OWN_SECTION:
-            continue
-        fields[f"{step['recipe']} recipe"] = f"version {step['version']}"
+        recipe = step["recipe"]
+        fields[f"{recipe} recipe"] = f"version {step['version']}"
         for name, value in step["params"].items():
-            _flatten(f"{step['recipe']} {name}", value, fields)
+            if recipe not in _TOLD and name not in _NAMES and value not in ("", []):
+                _flatten(f"{recipe} {name}", value, fields)
     return fields
+
+
+def _is_told(row: DiffRow) -> bool:
+    """True of a step more or less that another section tells."""
+    recipe = row.field.removesuffix(" recipe")
+    return recipe != row.field and recipe in _TOLD and None in (row.before, row.after)
 
 
 def _command_rows(before: Sequence[str], after: Sequence[str]) -> Iterator[DiffRow]:
@@ -238,11 +283,9 @@ def _options(argv: Sequence[str]) -> dict[str, str]:
     return fields
 
 
-def template_rows(before: str | None, after: str | None) -> Iterator[DiffRow]:
-    """The hunks of a template's change."""
-    if before is None and after is None:
-        return
-    old, new = (before or "").splitlines(), (after or "").splitlines()
+def template_rows(before: str, after: str) -> Iterator[DiffRow]:
+    """The hunks of a template's change; an empty text = there was none, or is none."""
+    old, new = before.splitlines(), after.splitlines()
     matcher = difflib.SequenceMatcher(a=old, b=new, autojunk=False)
     for hunk in matcher.get_grouped_opcodes(CONTEXT_LINES):
         first, last = hunk[0], hunk[-1]
@@ -252,14 +295,35 @@ def template_rows(before: str | None, after: str | None) -> Iterator[DiffRow]:
         yield DiffRow(
             "template",
             f"line {first[1] + 1}",
-            "\n".join(was) if before is not None else None,
-            "\n".join(now) if after is not None else None,
+            "\n".join(was) if before else None,
+            "\n".join(now) if after else None,
         )
+
+
+def _rendering_rows(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[DiffRow]:
+    """What each conversation becomes; those that change in the same way are one row."""
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for name in before:
+        if name in after:
+            row = DiffRow("rendering", name, _rendered(before[name]), _rendered(after[name]))
+            if row.before != row.after:
+                changed = tuple(line for line in row.lines() if line[:1] in {"+", "-"})
+                groups.setdefault(changed, []).append(name)
+    for names in groups.values():
+        was, now = _rendered(before[names[0]]), _rendered(after[names[0]])
+        yield DiffRow("rendering", ", ".join(names), was, now)
+
+
+def _rendered(render: Mapping[str, Any]) -> str:
+    return f"fails: {render['error']}" if "error" in render else str(render["output"])
 
 
 def _probe_rows(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[DiffRow]:
     yield from _compare("probes", _states(before), _states(after))
-    yield from _compare("speed", _speed(before), _speed(after))
+    for row in _compare("speed", *_both(_speed(before), _speed(after))):
+        more = percent(str(row.before), str(row.after))
+        if more is None or abs(more) >= NOISE_PERCENT:
+            yield row
 
 
 def _states(report: Mapping[str, Any]) -> dict[str, str]:
@@ -268,3 +332,34 @@ def _states(report: Mapping[str, Any]) -> dict[str, str]:
 
 def _speed(report: Mapping[str, Any]) -> dict[str, str]:
     return {str(name): str(value) for name, value in (report.get("measured") or {}).items()}
+
+
+def _size_rows(before: Side, after: Side) -> Iterator[DiffRow]:
+    """Sizes that a person can tell apart; some bytes of metadata more are told as metadata."""
+    for row in _compare("size", *_both(_sizes(before), _sizes(after))):
+        if row.was != row.now:
+            yield row
+
+
+def _sizes(side: Side) -> dict[str, str]:
+    """Bytes on the disk and in memory, as far as they are known."""
+    fields: dict[str, str] = {}
+    if side.model is not None:
+        fields["model_bytes"] = str(side.model.get("size_bytes", 0))
+    if side.size_bytes:
+        fields["closure_bytes"] = str(side.size_bytes)
+    if side.needs is not None:
+        for device, size in zip(side.needs["devices"], side.needs["per_device"], strict=True):
+            fields[f"{MEMORY}{device}"] = str(size)
+        fields[f"{MEMORY}host"] = str(side.needs["host_bytes"])
+    return fields
+
+
+def _both(
+    before: Mapping[str, str], after: Mapping[str, str]
+) -> tuple[dict[str, str], dict[str, str]]:
+    """The fields that both sides know."""
+    return (
+        {name: value for name, value in before.items() if name in after},
+        {name: value for name, value in after.items() if name in before},
+    )

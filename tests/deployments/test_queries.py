@@ -90,7 +90,7 @@ READS: list[tuple[str, int, Any]] = [
     ("deployment", 10, lambda p: queries.deployment(p.carol, "d0")),
     ("history", 7, lambda p: queries.history(p.carol, "d0")),
     ("generation", 6, lambda p: queries.generation(p.carol, "d0", 2)),
-    ("export_history", 9, lambda p: queries.export_history(p.carol, "d0")),
+    ("export_history", 10, lambda p: queries.export_history(p.carol, "d0")),
     ("diff", 2, lambda p: queries.diff(p.carol, "d0", 1, 2)),
     ("builds", 2, lambda p: [(b.deployment, b.generation) for b in queries.builds(p.carol).rows]),
     ("activations", 2, lambda p: [a.target.uid for a in queries.activations(p.carol).rows]),
@@ -304,8 +304,17 @@ def test_the_export_tells_everything(people: People, host: Host) -> None:
     first, second = data["generations"]
     assert (first["number"], second["parent"], second["author"]) == (1, 1, "bob")
     assert second["changes"] == [
-        {"section": "spec", "field": "serve.context", "before": "1024", "after": "2048"}
+        {
+            "section": "spec",
+            "field": "serve.context",
+            "before": "1024",
+            "after": "2048",
+            "label": "serve.context",
+            "was": "1024",
+            "now": "2048",
+        }
     ]
+    assert [step["derivation"] for step in second["builds"][0]["steps"]] == ["0" * 64]
     assert first["spec_toml"].startswith('name = "d0"')
     assert first["live_spans"][0][1] == (START + timedelta(hours=1, minutes=30)).isoformat()
     assert [a["target"] for a in data["activations"]] == [1, 2]
