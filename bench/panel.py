@@ -173,10 +173,12 @@ def forget() -> None:
     from deployments import live as live_pages
     from deployments.queries.history import _known_differences
     from deployments.views.usage import _answers
+    from mmadmin.core.diff import _spec_fields
 
     live_pages.Hub().tell({"kind": "tick"})
     _answers.clear()
     _known_differences.clear()
+    _spec_fields.cache_clear()
 
 
 def count_queries(page: str) -> int:

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from typing import Any, Literal
 
 from django import template
@@ -84,6 +85,12 @@ ANSI = re.compile(r"\x1b\[([0-9;]*)m")
 OTHER_ESCAPES = re.compile(r"\x1b(?:\[[0-9;?]*[A-Za-z]|\][^\x07]*(?:\x07|$)|.)")
 
 
+@cache
+def _sheet() -> str:
+    """The sprite's address: a page has a hundred drawings, and the storage looks it up each time."""
+    return static("icons.svg")
+
+
 @register.simple_tag
 def icon(name: str, label: str = "") -> SafeString:
     """A drawing from the sprite; without a label it is decoration."""
@@ -91,7 +98,7 @@ def icon(name: str, label: str = "") -> SafeString:
     return format_html(
         '<svg class="icon" {}><use href="{}#{}"></use></svg>',
         mark_safe(names),  # noqa: S308 (built above)
-        static("icons.svg"),
+        _sheet(),
         name,
     )
 
@@ -105,7 +112,7 @@ def doing(trial: Trial) -> str:
 @register.simple_tag
 def sprite(name: str) -> SafeString:
     """A drawing from the sprite, for use inside another picture."""
-    return format_html('<use href="{}#{}"></use>', static("icons.svg"), name)
+    return format_html('<use href="{}#{}"></use>', _sheet(), name)
 
 
 @register.simple_tag

@@ -15,6 +15,7 @@ import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from mmadmin.core.diff_words import (
@@ -163,7 +164,8 @@ def _spec_rows(before: str, after: str) -> Iterator[DiffRow]:
     yield from _compare("spec", _spec_fields(before), _spec_fields(after))
 
 
-def _spec_fields(text: str) -> dict[str, str]:
+@lru_cache(maxsize=256)  # a history compares each generation with its parent and with its child
+def _spec_fields(text: str) -> Mapping[str, str]:
     """Dotted field → value, in the sections' order; the text itself when it no longer parses."""
     try:
         document = spec_as_document(parse_spec(text))
@@ -285,6 +287,8 @@ def _options(argv: Sequence[str]) -> dict[str, str]:
 
 def template_rows(before: str, after: str) -> Iterator[DiffRow]:
     """The hunks of a template's change; an empty text = there was none, or is none."""
+    if before == after:  # as almost always, and a matcher would go through it line by line
+        return
     old, new = before.splitlines(), after.splitlines()
     matcher = difflib.SequenceMatcher(a=old, b=new, autojunk=False)
     for hunk in matcher.get_grouped_opcodes(CONTEXT_LINES):
