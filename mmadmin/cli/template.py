@@ -10,15 +10,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
+from mmadmin.cli.deployments import read_spec
+from mmadmin.cli.history import show_line
 from mmadmin.cli.output import JsonFlag, console, emit_json
 from mmadmin.cli.records import actor
 from mmadmin.cli.tables import Column, table
-from mmadmin.core.errors import NotFound
+from mmadmin.core.errors import InvalidInput, NotFound
 from mmadmin.core.home import Home
 from mmadmin.core.spec import parse_spec
 from mmadmin.core.templates import apply_patches, compare, describe
 
 if TYPE_CHECKING:
+    from deployments.models import Generation
     from mmadmin.core.engine import System
 
 app = typer.Typer(no_args_is_help=True, help="Show, patch and try chat templates.")
@@ -104,9 +107,7 @@ def patch(
     from mmadmin.host.template_matrix import render_in_child
 
     before = _template(which, generation)
-    patches: list[Any] = [
-        dict(entry) for entry in parse_spec(spec.read_text(encoding="utf-8")).template.patches
-    ]
+    patches: list[Any] = _patches(spec)
     after = apply_patches(before, patches)
     renders = render_in_child({"before": before, "after": after})
     rows: list[Any] = compare(renders["before"], renders["after"])
@@ -123,8 +124,7 @@ def patch(
             continue
         console.print(f"[cyan]{row['conversation']}[/]")
         for line in row["diff"].splitlines()[2:]:
-            style = {"+": "green", "-": "red", "@": "dim"}.get(line[:1], "")
-            console.print(f"  [{style}]{escape(line)}[/]" if style else f"  {escape(line)}")
+            show_line(line)
     same = [row["conversation"] for row in rows if not row["changed"]]
     console.print(f"[dim]unchanged: {', '.join(same) or 'nothing'}[/]")
 
@@ -133,21 +133,54 @@ def _template(which: str, generation: int | None) -> str:
     """The text of a file, or of a deployment's generation."""
     path = Path(which)
     if path.is_file():
-        return path.read_text(encoding="utf-8")
+        if generation is not None:
+            raise InvalidInput(
+                f"{which} is a file, which has no generations",
+                remedy="leave --generation out, or name a deployment",
+            )
+        return _read(path)
+    if path.suffix or len(path.parts) > 1:  # no deployment is called so
+        raise NotFound(
+            f"there is no file {which}",
+            remedy="give a template file or a deployment's name: `mm status` lists them",
+        )
     from mmadmin.host.template_matrix import template_of
 
     return template_of(_system(which, generation))
 
 
-def _generation(name: str, number: int | None) -> Any:
+def _read(path: Path) -> str:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidInput(f"{path} cannot be read as a template: {error}") from error
+    if not text.strip():
+        raise InvalidInput(f"{path} is empty", remedy="give a file that holds a chat template")
+    return text
+
+
+def _patches(file: Path) -> list[Any]:
+    """The patches of a deployment file."""
+    patches: list[Any] = [dict(entry) for entry in parse_spec(read_spec(file)).template.patches]
+    if not patches:
+        raise InvalidInput(
+            f"{file} has no [[template.patches]]", remedy="docs/spec.md shows how they are written"
+        )
+    return patches
+
+
+def _generation(name: str, number: int | None) -> Generation:
     person = actor()
     from deployments import queries
 
-    if number:
-        return queries.generation(person, name, number)
+    if number is not None:
+        return queries.generation(person, name, number).generation
     live = queries.deployment(person, name).deployment.live
     if live is None:
-        raise NotFound(f"nothing of {name} is live", remedy="name a generation: --generation 1")
+        raise NotFound(
+            f"nothing of {name} is live",
+            remedy="name a generation that was built: --generation NUMBER",
+        )
     return live
 
 

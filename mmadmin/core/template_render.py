@@ -82,6 +82,10 @@ def _row(compiled: jinja2.Template, variables: Mapping[str, Json]) -> dict[str, 
                 return {"error": f"it renders more than {LONGEST_OUTPUT} characters"}
     except Refused as error:
         return {"error": f"refused by the template: {error}"}
+    except MemoryError:
+        return {"error": "it needs more memory than a conversation may take"}
+    except RecursionError:
+        return {"error": "it calls itself without an end"}
     except Exception as error:  # noqa: BLE001 (Templates raise whatever they like.)
         return {"error": f"{type(error).__name__}: {error}"}
     return {"output": "".join(pieces)}

@@ -11,9 +11,9 @@ import difflib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import NoReturn
+from typing import NoReturn, Protocol
 
-from mmadmin.core.errors import InvalidDerivation, InvalidModel
+from mmadmin.core.errors import InvalidDerivation, InvalidModel, StepFailed
 from mmadmin.core.recipe import ChildLimits, Json
 from mmadmin.core.recipe_params import Table, fields, items, refuse, table, text
 
@@ -333,6 +333,36 @@ def problem_of(row: str, output: str) -> str:
 
 Renders = Mapping[str, Mapping[str, Json]]
 """Row → {"output"} or {"error"}."""
+RENDERER = "mmadmin.core.template_render"
+
+
+class Child(Protocol):
+    """Whoever runs one of our modules as a limited child: a recipe's toolbox, or less."""
+
+    def python(self, module: str, request: Json, *, limits: ChildLimits) -> Json:
+        """The child's answer. Raises `StepFailed` when it goes beyond its limits."""
+        ...
+
+
+def render_matrix(templates: Mapping[str, str], child: Child) -> dict[str, Renders]:
+    """Every conversation with each of the named templates, in a limited child.
+
+    Raises `PatchFails` for a template that goes beyond the limits of time, memory or output.
+    """
+    rows: dict[str, Json] = {**conversations()}
+    request: Json = {"templates": {**templates}, "rows": rows}
+    try:
+        answer = child.python(RENDERER, request, limits=LIMITS)
+    except StepFailed as error:
+        raise PatchFails(
+            f"the template cannot be rendered safely: {error.message}",
+            remedy="do not use this template: rendering a conversation takes milliseconds",
+        ) from error
+    renders = table(table(answer, "answer")["renders"], "renders")
+    return {
+        name: {row: table(value, row) for row, value in table(renders[name], name).items()}
+        for name in templates
+    }
 
 
 def compare(before: Renders, after: Renders, *, required: Sequence[str] = REQUIRED) -> list[Json]:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import httpx
 
@@ -21,14 +21,13 @@ from mmadmin.core.errors import InvalidModel, Unreachable
 from mmadmin.core.model_check import ask
 from mmadmin.core.recipe import Json
 from mmadmin.core.shards import find_set
-from mmadmin.core.templates import LIMITS, Renders, conversations, problem_of
+from mmadmin.core.templates import Renders, conversations, problem_of, render_matrix
 from mmadmin.host.probe import template_request
 from mmadmin.host.readiness import EngineClient
 from mmadmin.host.toolbox import HostConfig, HostToolbox
 
 ENGINE_S = 30.0
 _OK = 200
-_RENDERER = "mmadmin.core.template_render"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +86,12 @@ def template_of(system: System) -> str:
 
 
 def render_in_child(templates: Mapping[str, str]) -> dict[str, Renders]:
-    """Every conversation with each of the named templates, in a limited child."""
-    request: Json = {"templates": dict(templates), "rows": dict(conversations())}
+    """Every conversation with each of the named templates, in a limited child.
+
+    Raises `PatchFails` for a template that goes beyond its limits.
+    """
     with _child() as tools:
-        answer = tools.python(_RENDERER, request, limits=LIMITS)
-    return cast("dict[str, dict[str, Renders]]", answer)["renders"]
+        return render_matrix(templates, tools)
 
 
 def render_on_engine(launch: LaunchSpec, secret: str) -> Renders:

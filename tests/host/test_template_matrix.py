@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from mmadmin.core import templates
 from mmadmin.core.engine import System
 from mmadmin.core.errors import InvalidModel
-from mmadmin.core.templates import conversations
+from mmadmin.core.templates import PatchFails, conversations
 from mmadmin.host.template_matrix import matrix, render_in_child, render_on_engine, template_of
 from tests.host.test_engine_process import SECRET, port
 from tests.host.test_probe import engine
@@ -53,11 +55,26 @@ def test_every_conversation_is_rendered_in_a_child():
     assert not any(row.ok for row in matrix(renders["broken"]))
 
 
-def test_a_template_that_hangs_or_reaches_out_is_stopped():
-    """Templates come from strangers: no attribute tricks, no endless loops."""
-    reaches = "{{ ''.__class__.__mro__ }}" + GOOD
-    renders = render_in_child({"reaches": reaches})
-    assert "unsafe" in matrix(renders["reaches"])[0].words
+def test_a_template_that_reaches_out_or_for_everything_is_a_row_in_words():
+    """Templates come from strangers: no attribute tricks, no gigabytes, no endless calls."""
+    hostile = {
+        "reaches": "{{ ''.__class__.__mro__ }}" + GOOD,
+        "eats": "{{ 'x' * 1500000000 }}" + GOOD,
+        "calls": "{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}" + GOOD,
+    }
+    renders = render_in_child(hostile)
+    words = {name: matrix(renders[name])[0].words for name in hostile}
+    assert "unsafe" in words["reaches"]
+    assert words["eats"] == "it needs more memory than a conversation may take"
+    assert words["calls"] == "it calls itself without an end"
+
+
+def test_a_template_that_hangs_is_ended(monkeypatch):
+    """Loops in loops: the child ends at its limit, and the words are about the template."""
+    monkeypatch.setattr(templates, "LIMITS", replace(templates.LIMITS, time_s=1))
+    loops = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    with pytest.raises(PatchFails, match=r"cannot be rendered safely: .* ran longer than 1 s"):
+        render_in_child({"loops": loops + GOOD})
 
 
 def test_the_engine_has_the_last_word(engine):

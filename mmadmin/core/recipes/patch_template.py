@@ -18,18 +18,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from mmadmin.core.canonical import canonical, parse
-from mmadmin.core.errors import StepFailed
 from mmadmin.core.recipe import Determinism, FixedFile, Json, Params, Recipe, Toolbox
 from mmadmin.core.recipe_params import fields, input_file, items, table
 from mmadmin.core.recipes.extract_template import OUTPUT
 from mmadmin.core.templates import (
-    LIMITS,
-    PatchFails,
     apply_patches,
     check_patches,
     compare,
-    conversations,
     describe,
+    render_matrix,
 )
 
 REPORT = "rendering.json"
@@ -61,32 +58,13 @@ class PatchTemplate:
         changes = [describe(table(patch, self.kind)) for patch in patches]
         for change in changes:
             tools.log(change)
-        renders = _render({"before": before, "after": after}, tools)
+        renders = render_matrix({"before": before, "after": after}, tools)
         rows = compare(renders["before"], renders["after"])
         report: Json = {"format": 1, "changes": list(changes), "rows": rows}
         (out / OUTPUT).write_text(after, encoding="utf-8", newline="")
         (out / REPORT).write_bytes(canonical(report))
         changed = [row for row in rows if table(row, "row")["changed"]]
         tools.log(f"{len(changed)} of {len(rows)} conversations render otherwise than before")
-
-
-def _render(
-    templates: Mapping[str, str], tools: Toolbox
-) -> dict[str, Mapping[str, Mapping[str, Json]]]:
-    rows: dict[str, Json] = {**conversations()}
-    request: Json = {"templates": {**templates}, "rows": rows}
-    try:
-        answer = tools.python("mmadmin.core.template_render", request, limits=LIMITS)
-    except StepFailed as error:
-        raise PatchFails(
-            f"the template cannot be rendered safely: it {error.message}",
-            remedy="do not use this template: rendering a conversation takes milliseconds",
-        ) from error
-    renders = table(table(answer, "answer")["renders"], "renders")
-    return {
-        name: {row: table(value, row) for row, value in table(renders[name], name).items()}
-        for name in templates
-    }
 
 
 def rendering_of(template: Path) -> Json:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -10,6 +11,7 @@ import pytest
 from mistral_common.integrations.chat_templates.chat_templates import generate_chat_template
 from mistral_common.tokens.tokenizers.base import TokenizerVersion
 
+from mmadmin.core import templates as templates_room
 from mmadmin.core.canonical import parse
 from mmadmin.core.errors import InvalidDerivation
 from mmadmin.core.recipe import Json
@@ -115,14 +117,9 @@ def diff_before(head: str, text: str) -> str:
 )
 def test_a_template_that_hangs_or_eats_memory_is_refused(bomb: str, tmp_path: Path) -> None:
     """jinja2's sandbox stops neither; the child's limits do, and the words say so."""
-    from mmadmin.core.recipes import patch_template
-
-    limits = patch_template.LIMITS
-    quick = type(limits)(
-        time_s=3, memory_bytes=limits.memory_bytes, output_bytes=limits.output_bytes
-    )
+    quick = replace(templates_room.LIMITS, time_s=3)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(patch_template, "LIMITS", quick)
+        patch.setattr(templates_room, "LIMITS", quick)
         with pytest.raises(PatchFails):
             attempt(tmp_path / "work").build(
                 RECIPE, LENIENT, template=input_object(tmp_path / "in", bomb)
