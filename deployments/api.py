@@ -478,10 +478,10 @@ def me(request: HttpRequest) -> Any:
     return s.UserOut.of(who(request))
 
 
-@people.get("/users", response={200: list[s.UserOut], **ERRORS})
-def users(request: HttpRequest) -> Any:
-    """The people."""
-    return [s.UserOut.of(row) for row in queries.users(who(request))]
+@people.get("/users", response={200: s.PageOut[s.UserOut], **ERRORS})
+def users(request: HttpRequest, search: str = "", page: int = Query(1, ge=1)) -> Any:
+    """The people, by name."""
+    return _page(queries.users(who(request), search=search, page=page), s.UserOut.of)
 
 
 @people.post("/users", response={201: s.UserOut, **ERRORS})
@@ -499,10 +499,10 @@ def edit_user(request: HttpRequest, username: str, body: s.UserEditIn) -> Any:
     return s.UserOut.of(user)
 
 
-@people.get("/tokens", response={200: list[s.TokenOut], **ERRORS})
-def list_tokens(request: HttpRequest) -> Any:
-    """One's own personal tokens."""
-    return [s.TokenOut.of(row) for row in queries.tokens(who(request))]
+@people.get("/tokens", response={200: s.PageOut[s.TokenOut], **ERRORS})
+def list_tokens(request: HttpRequest, page: int = Query(1, ge=1)) -> Any:
+    """One's own personal tokens, newest first."""
+    return _page(queries.tokens(who(request), page=page), s.TokenOut.of)
 
 
 @people.post("/tokens", response={201: s.NewTokenOut, **ERRORS})
@@ -518,11 +518,12 @@ def revoke_token(request: HttpRequest, token_id: str) -> Any:
     return s.TokenOut.of(actions.revoke_token(who(request), token_id))
 
 
-@people.get("/sessions", response={200: list[s.SessionOut], **ERRORS})
-def list_sessions(request: HttpRequest) -> Any:
+@people.get("/sessions", response={200: s.PageOut[s.SessionOut], **ERRORS})
+def list_sessions(request: HttpRequest, page: int = Query(1, ge=1)) -> Any:
     """One's own logins in browsers that have not ended, newest first."""
     present = _present(request)
-    return [s.SessionOut.of(row, present=present) for row in queries.sessions(who(request))]
+    found = queries.sessions(who(request), page=page)
+    return _page(found, lambda row: s.SessionOut.of(row, present=present))
 
 
 @people.post("/sessions/end-others", response={200: s.EndedOut, **ERRORS})

@@ -17,7 +17,7 @@ from deployments.models import (
     User,
     UserToken,
 )
-from deployments.queries.looking import Page, paged, require
+from deployments.queries.looking import PER_PAGE, Page, paged, require
 from mmadmin.core.errors import NotFound
 
 
@@ -100,23 +100,26 @@ def examinations(actor: User) -> dict[int, Care]:
     return {row.host_id: row for row in rows}
 
 
-def users(actor: User) -> list[User]:
-    """The people, by name."""
+def users(actor: User, *, search: str = "", page: int = 1) -> Page[User]:
+    """The people, by name; `search` looks at name and address."""
     require(actor, Role.ADMIN)
-    return list(User.objects.order_by("username"))
+    rows = User.objects.order_by("username")
+    for word in search.split():
+        rows = rows.filter(Q(username__icontains=word) | Q(email__icontains=word))
+    return paged(rows, page)
 
 
-def tokens(actor: User) -> list[UserToken]:
+def tokens(actor: User, *, page: int = 1, per_page: int = PER_PAGE) -> Page[UserToken]:
     """One's own API tokens, newest first."""
     require(actor)
-    return list(UserToken.objects.filter(user=actor))
+    return paged(UserToken.objects.filter(user=actor), page, per_page)
 
 
-def sessions(actor: User) -> list[Session]:
+def sessions(actor: User, *, page: int = 1, per_page: int = PER_PAGE) -> Page[Session]:
     """One's own logins that have not ended, newest first."""
     require(actor)
     rows = Session.objects.filter(user_id=actor.pk, expire_date__gt=timezone.now())
-    return list(rows.order_by("-began_at"))
+    return paged(rows.order_by("-began_at", "-pk"), page, per_page)
 
 
 def alarms(actor: User, *, name: str = "") -> list[Alarm]:

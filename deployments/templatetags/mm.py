@@ -503,3 +503,9 @@ def here(context: template.RequestContext, **changes: Any) -> str:
         else:
             query[name] = str(value)
     return f"?{query.urlencode()}"
+
+
+@register.simple_tag(takes_context=True)
+def leaf(context: template.RequestContext, number: int, key: str = "") -> str:
+    """The address of another page of a list; `key` where a page has several lists."""
+    return here(context, **{key or "page": number})

@@ -12,7 +12,7 @@ from django.views.decorators.http import require_POST
 from deployments import actions, queries
 from deployments.forms import FirstPassword, NewPassword, NewToken, NewUser
 from deployments.models import Role
-from deployments.views.page import admin, attempt, blame, page, person, show
+from deployments.views.page import admin, attempt, blame, number_of, page, person, show
 from mmadmin.core.errors import MmError
 
 ROLES = (
@@ -20,15 +20,18 @@ ROLES = (
     (Role.OPERATOR, "operator", "also deploys, activates and rolls back"),
     (Role.ADMIN, "admin", "also keys and people"),
 )
+OWN_SHOWN = 10
+"""Logins and tokens on a page of one's account."""
 
 
 @page
 def people(request: HttpRequest) -> HttpResponse:
     """Everybody with an account."""
     me = admin(request)
-    return show(
-        request, "people/list.html", {"nav": "people", "people": queries.users(me), "roles": ROLES}
-    )
+    search = request.GET.get("search", "")
+    found = queries.users(me, search=search, page=number_of(request.GET.get("page")))
+    context = {"nav": "people", "found": found, "search": search, "roles": ROLES}
+    return show(request, "people/list.html", context)
 
 
 @page
@@ -116,8 +119,10 @@ def account(request: HttpRequest) -> HttpResponse:
     context = {
         "nav": "account",
         "form": form,
-        "tokens": queries.tokens(me),
-        "sessions": queries.sessions(me),
+        "tokens": queries.tokens(me, page=number_of(request.GET.get("tokens")), per_page=OWN_SHOWN),
+        "sessions": queries.sessions(
+            me, page=number_of(request.GET.get("logins")), per_page=OWN_SHOWN
+        ),
         "present": request.session.session_key,
         "token_form": NewToken(),
     }

@@ -407,13 +407,13 @@ def test_one_s_own_logins(world: World) -> None:
     for client in (here, there, third):
         client.force_login(world.people.bob)
     strange.force_login(world.people.carol)
-    listed = here.get("/api/v1/sessions").json()
+    listed = here.get("/api/v1/sessions").json()["rows"]
     assert [row["present"] for row in listed].count(True) == 1
     assert len(listed) == 3
     keys = [client.session.session_key for client in (here, there, third, strange)]
     assert not any(key in json.dumps(listed) for key in keys)
     ids = {row["id"] for row in listed if not row["present"]}
-    others = ask("GET", "/sessions", world.people.carol).json()
+    others = ask("GET", "/sessions", world.people.carol).json()["rows"]
     assert not ids & {row["id"] for row in others}
     first = ids.pop()
     check_error(ask("POST", f"/sessions/{first}/end", world.people.carol), 404, "not_found")

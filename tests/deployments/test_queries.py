@@ -97,7 +97,7 @@ READS: list[tuple[str, int, Any]] = [
     ("keys", 2, lambda p: [k.created_by for k in queries.keys(p.bob).rows]),
     ("audit", 2, lambda p: [e.actor for e in queries.audit(p.bob).rows]),
     ("activity", 1, lambda p: queries.activity(p.carol)),
-    ("users", 1, lambda p: queries.users(p.alice)),
+    ("users", 2, lambda p: queries.users(p.alice)),
     ("hosts", 1, lambda p: queries.hosts(p.carol)),
 ]
 

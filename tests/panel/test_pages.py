@@ -803,6 +803,25 @@ def ended(standing: str, **more: object) -> Trial:
     return trial
 
 
+def test_many_logins_and_people_come_in_pages(admin: Client, team: dict[str, User]) -> None:
+    """Each list of a page turns by itself; people are searched by name and address."""
+    for _ in range(23):
+        Client().force_login(team["ada"])
+    html = admin.get("/account/?logins=2").content.decode()
+    assert html.count('<span class="strong">') == 10
+    assert 'href="?logins=1"' in html
+    assert 'href="?logins=3"' in html
+    for n in range(120):
+        User.objects.create(username=f"p{n:03}", email=f"p{n:03}@example.net", role="viewer")
+    html = admin.get("/people/").content.decode()
+    assert "124 people, page 1 of 3" in html
+    assert "p119" not in html
+    html = admin.get("/people/?search=P119@").content.decode()
+    assert "p119@example.net" in html
+    assert "p118" not in html
+    assert "Nobody fits" in admin.get("/people/?search=zzz").content.decode()
+
+
 def test_a_trial_is_begun_from_its_form(operator: Client) -> None:
     """What can be tried is offered, wrong input stays in the form, and the playground is next."""
     page = operator.get("/playground/trial/").content.decode()
