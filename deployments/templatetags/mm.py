@@ -87,7 +87,7 @@ OTHER_ESCAPES = re.compile(r"\x1b(?:\[[0-9;?]*[A-Za-z]|\][^\x07]*(?:\x07|$)|.)")
 
 @cache
 def _sheet() -> str:
-    """The sprite's address: a page has a hundred drawings, and the storage looks it up each time."""
+    """The sprite's address, looked up once: a page has a hundred drawings."""
     return static("icons.svg")
 
 
