@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -105,6 +106,15 @@ def issue(
     console.print(f"[dim]OPENAI_BASE_URL={base_url}[/]")
 
 
+class KeyState(StrEnum):
+    """How a key is, as it is typed."""
+
+    ACTIVE = "active"
+    SUSPENDED = "suspended"
+    EXPIRED = "expired"
+    REVOKED = "revoked"
+
+
 @app.command("list")
 def list_keys(
     *,
@@ -112,8 +122,9 @@ def list_keys(
         str, typer.Option(help="Only those with these words in owner, note or prefix.")
     ] = "",
     state: Annotated[
-        str, typer.Option(help="Only those that are active, suspended, expired or revoked.")
-    ] = "",
+        KeyState | None,
+        typer.Option(help="Only those that are active, suspended, expired or revoked."),
+    ] = None,
     page: Annotated[int, typer.Option(help="Older pages.", min=1)] = 1,
     as_json: JsonFlag = False,
 ) -> None:
@@ -124,7 +135,7 @@ def list_keys(
     person = actor()
     from deployments import queries
 
-    found = queries.keys(person, search=search, state=state, page=page)
+    found = queries.keys(person, search=search, state=state or "", page=page)
     if as_json:
         emit_json([_as_json(key) for key in found.rows])
         return

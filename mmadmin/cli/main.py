@@ -22,6 +22,7 @@ from mmadmin.cli import (
     history,
     keys,
     logs,
+    status,
     store,
     template,
     top,
@@ -75,7 +76,7 @@ def options(
 for command, panel in (
     (up.up, RUNNING),
     (up.down, RUNNING),
-    (up.status, RUNNING),
+    (status.status, RUNNING),
     (up.password, RUNNING),
     (logs.logs, RUNNING),
     (top.top, RUNNING),

@@ -1,4 +1,4 @@
-"""`mm up`, `mm down`, `mm status`: bring an installation up, end it, say how it is.
+"""`mm up`, `mm down`: bring an installation up, end it.
 
 Bringing up may be interrupted anywhere and run again: each step looks first at what is there.
 Services are children of supervisord, never of `mm`, so that an interrupted `mm up` ends nothing.
@@ -18,9 +18,9 @@ import typer
 from rich.markup import escape
 
 from mmadmin.cli import installation
-from mmadmin.cli.output import JsonFlag, console, emit_json, seconds_text, styled
-from mmadmin.cli.tables import Column, table
-from mmadmin.core.errors import NotFound, Unreachable
+from mmadmin.cli.output import JsonFlag, console, emit_json, seconds_text
+from mmadmin.cli.status import status_of
+from mmadmin.core.errors import Unreachable
 from mmadmin.core.home import Home, Ports
 
 if TYPE_CHECKING:
@@ -241,130 +241,6 @@ def down(*, as_json: JsonFlag = False) -> None:
         console.print("nothing was running")
     for leftover in ended if not as_json else ():
         console.print(f"  ended what an earlier run left: {escape(leftover)}")
-
-
-def status_of(home: Home, ports: Ports) -> dict[str, Any]:
-    """What runs and what is live; works while panel and broker are down."""
-    from mmadmin.host.supervisor import Supervisor
-
-    supervisor = Supervisor(home)
-    programs = supervisor.status() if supervisor.running() else []
-    deployments = _deployments(down=not programs and was_up(home))
-    proved = _proved_engines() if deployments and programs else set()
-    return {
-        "home": str(home.root),
-        "panel_url": installation.panel_url(ports),
-        "gate_url": installation.gate_url(ports),
-        "supervisor": bool(programs),
-        "services": [
-            {
-                "name": program.name,
-                "state": "running"
-                if (program.name, program.pid) in proved
-                else program.state.lower(),
-                "pid": program.pid,
-                "uptime_s": program.uptime_s,
-            }
-            for program in programs
-        ],
-        "deployments": deployments,
-    }
-
-
-def was_up(home: Home) -> bool:
-    """True where engines run under this home's own supervisor: without it, none of them runs."""
-    return (home.supervisor / "supervisord.conf").exists()
-
-
-def _proved_engines() -> set[tuple[str, int | None]]:
-    """Engines of this machine that have proved themselves, each with its process.
-
-    The supervisor calls a program "starting" until it has run for as long as its model may take
-    to load; the probes know sooner.
-    """
-    from django.conf import settings
-
-    from deployments.models import Replica, ReplicaState
-
-    ready = Replica.objects.filter(state=ReplicaState.READY, host__name=settings.HOST_NAME)
-    return set(ready.values_list("uid", "pid"))
-
-
-def _deployments(*, down: bool) -> list[dict[str, Any]]:
-    from mmadmin.cli.records import actor
-
-    try:
-        person = actor()
-    except NotFound:  # not set up to the end: nobody could have deployed anything
-        return []
-    from django.conf import settings
-
-    from deployments import queries
-
-    return [
-        {
-            "name": row.deployment.name,
-            "public_name": row.deployment.public_name,
-            "live_generation": row.live.number if row.live else None,
-            "state": (
-                "stopped"
-                if down and row.state == "live" and row.deployment.host.name == settings.HOST_NAME
-                else row.state
-            ),
-            "newest_generation": row.newest.number if row.newest else None,
-        }
-        for row in queries.deployments_overview(person)
-    ]
-
-
-def status(*, as_json: JsonFlag = False) -> None:
-    """Say what runs, where the panel and the API are, and what each deployment serves.
-
-    Example: mm status --json
-    """
-    home, ports = Home.from_env(), Ports.from_env()
-    found = status_of(home, ports)
-    if as_json:
-        emit_json(found)
-        return
-    console.print(f"panel  {found['panel_url']}\nAPI    {found['gate_url']}/v1\n")
-    table(
-        [
-            Column("service", whole=True),
-            Column("state", whole=True),
-            Column("pid", whole=True, right=True, drop=2),
-            Column("up for", whole=True, drop=1),
-        ],
-        [
-            [
-                escape(s["name"]),
-                styled(s["state"]),
-                str(s["pid"] or ""),
-                seconds_text(s["uptime_s"]) if s["pid"] else "",
-            ]
-            for s in found["services"]
-        ],
-        empty="nothing runs; start it with: mm up",
-    )
-    console.print()
-    table(
-        [
-            Column("deployment", whole=True),
-            Column("model name", drop=1),
-            Column("live", whole=True),
-            Column("state", whole=True),
-        ],
-        [
-            [
-                escape(d["name"]),
-                escape(d["public_name"]),
-                str(d["live_generation"] or "-"),
-                styled(d["state"]),
-            ]
-            for d in found["deployments"]
-        ],
-        empty="no deployments; make one with: mm deploy deployments/catalog/smollm2-135m.toml",
-    )
 
 
 def password(

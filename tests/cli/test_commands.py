@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from deployments.models import (
     Activation,
+    Alarm,
     AuditEvent,
     ClientKey,
     Deployment,
@@ -167,6 +168,34 @@ def test_nothing_is_live_where_nothing_runs(served: Deployment, tmp_path: Path) 
     conf.touch()
     [found] = mm_json("status")["deployments"]
     assert (found["state"], found["live_generation"]) == ("stopped", 2)
+
+
+def test_open_alarms_are_in_the_status(served: Deployment) -> None:
+    """What is not as it should be, about which generation, in words; no more once it is cleared."""
+    alarm = Alarm.objects.create(
+        deployment=served,
+        generation=served.live,
+        kind="drift",
+        subject="command",
+        message="--temp is 1.9, planned was 0.5",
+    )
+    assert "alarm tiny/2 drift, command: --temp is 1.9, planned was 0.5 (since " in " ".join(
+        mm("status").split()
+    )
+    [told] = mm_json("status")["deployments"][0]["alarms"]
+    assert (told["kind"], told["subject"], told["generation"]) == ("drift", "command", 2)
+    alarm.cleared_at = timezone.now()
+    alarm.save()
+    assert "alarm" not in mm("status")
+    assert mm_json("status")["deployments"][0]["alarms"] == []
+
+
+def test_a_key_state_that_does_not_exist_is_wrong_usage(alice: User) -> None:
+    """Typed wrongly is 2, with the states that there are."""
+    done = CliRunner().invoke(app, ["keys", "list", "--state", "broken"])
+    assert done.exit_code == 2
+    assert "suspended" in done.output
+    assert mm_json("keys", "list", "--state", "revoked") == []
 
 
 def test_acting_as_a_viewer_is_refused(served: Deployment) -> None:

@@ -83,3 +83,26 @@ def test_a_database_of_before_is_said_in_words(tmp_path: Path) -> None:
     assert "Traceback" not in theirs.stderr
     assert re.search(r"the database cannot be used: SQLite lacks \d+ migrations?", theirs.stderr)
     assert "remedy: run `mm up`" in theirs.stderr
+
+
+def test_status_says_what_it_knows_without_its_database(tmp_path: Path) -> None:
+    """Addresses and services do not need it; what it would tell is named with the remedy."""
+    assert mm(tmp_path, "init").returncode == 0
+    with closing(sqlite3.connect(tmp_path / "db.sqlite3")) as database:
+        database.execute("ALTER TABLE deployments_generation RENAME COLUMN needs TO gone")
+        database.execute("DELETE FROM django_migrations WHERE app = 'deployments'")
+        database.commit()
+    said = mm(tmp_path, "status")
+    assert said.returncode == 1
+    assert said.stdout.startswith("panel  http://127.0.0.1:")
+    assert "nothing runs; start it with: mm up" in said.stdout
+    words = r"the database cannot be used: SQLite lacks \d+ migrations?"
+    assert re.search(words, said.stderr)
+    assert "remedy: run `mm up`" in said.stderr
+    told = mm(tmp_path, "status", "--json")
+    assert told.returncode == 1
+    document = json.loads(told.stdout)
+    assert (
+        document["database"]["message"] == "the database cannot be used: SQLite lacks 1 migration"
+    )
+    assert (document["deployments"], document["services"]) == ([], [])
