@@ -252,9 +252,9 @@ def archive(request: HttpRequest, name: str, body: s.SwitchIn) -> Any:
 @deployments.post(
     "/{name}/generations/{int:number}/pin", response={200: s.GenerationDetailOut, **ERRORS}
 )
-def pin(request: HttpRequest, name: str, number: int, body: s.SwitchIn) -> Any:
+def pin(request: HttpRequest, name: str, number: int, body: s.PinIn) -> Any:
     """Keep a generation's objects whatever its age, or no longer."""
-    actions.pin(who(request), name, number, body.on)
+    actions.pin(who(request), name, number, body.on, reason=body.reason)
     return s.GenerationDetailOut.of_row(queries.generation(who(request), name, number))
 
 
@@ -263,7 +263,7 @@ def pin(request: HttpRequest, name: str, number: int, body: s.SwitchIn) -> Any:
 )
 def mark(request: HttpRequest, name: str, number: int, body: s.MarkIn) -> Any:
     """Call a generation good or bad, or neither."""
-    actions.mark(who(request), name, number, body.mark)
+    actions.mark(who(request), name, number, body.mark, reason=body.reason)
     return s.GenerationDetailOut.of_row(queries.generation(who(request), name, number))
 
 

@@ -25,7 +25,14 @@ from deployments.models import (
 from mmadmin.core.errors import Conflict, InvalidInput
 
 
-def pin(actor: User, name: str, number: int, on: bool) -> Generation:  # noqa: FBT001
+def pin(
+    actor: User,
+    name: str,
+    number: int,
+    on: bool,  # noqa: FBT001
+    *,
+    reason: str = "",
+) -> Generation:
     """Keep a generation's objects whatever its age (or no longer)."""
     require(actor, Role.OPERATOR)
     with transaction.atomic():
@@ -33,14 +40,19 @@ def pin(actor: User, name: str, number: int, on: bool) -> Generation:  # noqa: F
         Generation.objects.filter(pk=generation.pk).update(pinned=on)
         verb = "pin" if on else "unpin"
         audit(
-            actor, f"generation.{verb}", f"generation:{generation.uid}", f"{verb} {generation.uid}"
+            actor,
+            f"generation.{verb}",
+            f"generation:{generation.uid}",
+            _because(f"{verb} {generation.uid}", reason),
         )
         announce_generation(generation)
     generation.pinned = on
     return generation
 
 
-def mark(actor: User, name: str, number: int, mark: Literal["good", "bad", ""]) -> Generation:
+def mark(
+    actor: User, name: str, number: int, mark: Literal["good", "bad", ""], *, reason: str = ""
+) -> Generation:
     """Put a person's word on a generation: good, bad or none."""
     require(actor, Role.OPERATOR)
     if mark not in Mark.values:
@@ -52,12 +64,16 @@ def mark(actor: User, name: str, number: int, mark: Literal["good", "bad", ""]) 
             actor,
             "generation.mark",
             f"generation:{generation.uid}",
-            f"{generation.uid} is {mark or 'unmarked'}",
+            _because(f"{generation.uid} is {mark or 'unmarked'}", reason),
             mark=mark,
         )
         announce_generation(generation)
     generation.mark = mark
     return generation
+
+
+def _because(summary: str, reason: str) -> str:
+    return f"{summary}: {reason.strip()}" if reason.strip() else summary
 
 
 def announce_generation(generation: Generation) -> None:

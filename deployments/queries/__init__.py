@@ -15,6 +15,7 @@ from deployments.queries.history import (
     generation_builds,
     history,
     live_spans,
+    said,
 )
 from deployments.queries.installation import (
     activity,
@@ -88,6 +89,7 @@ __all__ = [
     "request",
     "require",
     "revoked_by",
+    "said",
     "sessions",
     "tokens",
     "trial",

@@ -13,6 +13,7 @@ from django.utils import timezone
 
 from deployments.models import (
     Activation,
+    AuditEvent,
     Build,
     BuildStep,
     Generation,
@@ -134,6 +135,16 @@ def live_spans(transitions: Sequence[Transition]) -> list[tuple[datetime, dateti
         elif transition.before == GenerationState.LIVE and spans and spans[-1][1] is None:
             spans[-1] = (spans[-1][0], transition.at)
     return spans
+
+
+SAID = ("generation.mark", "generation.pin", "generation.unpin")
+
+
+def said(actor: User, name: str, number: int) -> list[AuditEvent]:
+    """What people said of a generation by marks and pins, newest first."""
+    require(actor)
+    events = AuditEvent.objects.filter(subject=f"generation:{name}/{number}", verb__in=SAID)
+    return list(events.select_related("actor")[:PER_PAGE])
 
 
 EXPORT_FORMAT = 1

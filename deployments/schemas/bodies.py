@@ -87,10 +87,17 @@ class SwitchIn(Strict):
     on: bool = True
 
 
+class PinIn(SwitchIn):
+    """Kept whatever its age or not, and why."""
+
+    reason: str = Field("", max_length=TEXT_MAX)
+
+
 class MarkIn(Strict):
     """A person's word."""
 
     mark: Literal["good", "bad", ""]
+    reason: str = Field("", max_length=TEXT_MAX)
 
 
 class ConfigureIn(Strict):

@@ -27,6 +27,7 @@ PARTS = {
 ROWS = 20
 """Generations on a page of the history."""
 TRIALS_SHOWN = 5
+REASON_MAX = 1000
 STARTABLE = frozenset({"built", "retired", "failed"})
 
 
@@ -62,6 +63,7 @@ def generation(request: HttpRequest, name: str, number: int) -> HttpResponse:
         "memory_rows": (it.generation.probe_report or {}).get("memory", []),
         "renders": renders(it.generation.rendering),
         "trials": queries.trials(me, name=name, number=number).rows[:TRIALS_SHOWN],
+        "said": queries.said(me, name, number),
     }
     parts = {"trial": "deployment/_trial.html"}
     return show(request, "deployment/generation.html", context, parts=parts)
@@ -209,18 +211,29 @@ def stop(request: HttpRequest, name: str) -> HttpResponse:
     )
 
 
+def _said(request: HttpRequest, name: str, number: int) -> tuple[str, str]:
+    """Why somebody says a word about a generation, and the page on which they said it."""
+    kwargs: dict[str, Any] = {"name": name}
+    if request.POST.get("from") == "generation":
+        return request.POST.get("reason", "")[:REASON_MAX], reverse(
+            "generation", kwargs=kwargs | {"number": number}
+        )
+    return "", reverse("deployment", kwargs=kwargs)
+
+
 @require_POST
 @page
 def pin(request: HttpRequest, name: str, number: int) -> HttpResponse:
     """Keep a generation, or let it go with its age."""
     on = request.POST.get("on") == "1"
+    reason, back = _said(request, name, number)
     return attempt(
         request,
-        lambda: actions.pin(person(request), name, number, on),
+        lambda: actions.pin(person(request), name, number, on, reason=reason),
         f"Generation {number} is pinned: its objects stay in the store."
         if on
         else f"Generation {number} is no longer pinned.",
-        reverse("deployment", kwargs={"name": name}),
+        back,
     )
 
 
@@ -229,11 +242,12 @@ def pin(request: HttpRequest, name: str, number: int) -> HttpResponse:
 def mark(request: HttpRequest, name: str, number: int) -> HttpResponse:
     """Say good or bad of a generation."""
     word = cast("Literal['good', 'bad', '']", request.POST.get("mark", ""))
+    reason, back = _said(request, name, number)
     return attempt(
         request,
-        lambda: actions.mark(person(request), name, number, word),
+        lambda: actions.mark(person(request), name, number, word, reason=reason),
         f"Generation {number} is marked {word}." if word else f"Generation {number} has no mark.",
-        reverse("deployment", kwargs={"name": name}),
+        back,
     )
 
 

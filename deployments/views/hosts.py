@@ -18,6 +18,8 @@ from deployments.views.page import attempt, page, person, show
 
 SILENT = timedelta(minutes=2)
 """A worker that was not heard of for so long is said to be away."""
+WHOLE_PROCESS = "main memory"
+"""The part of a report that is all of an engine on a host without cards."""
 COLOURS = ("s0", "s1", "s2", "s3")
 
 
@@ -89,10 +91,24 @@ def memory(facts: dict[str, Any], replicas: list[Replica]) -> list[Memory]:
     if cards:
         return cards
     total = int(facts.get("memory_total_bytes") or 0)
-    free = int(facts.get("memory_available_bytes") or 0)
-    if not total:
-        return []
-    return [Memory("Memory", total, [("in use", total - free, "s0")], free)]
+    return [_main(total, int(facts.get("memory_available_bytes") or 0), replicas)] if total else []
+
+
+def _main(total: int, free: int, replicas: list[Replica]) -> Memory:
+    """The main memory, with what each engine was measured to hold when it started."""
+    parts: list[tuple[str, int, str]] = []
+    for replica in replicas:
+        report = replica.generation.probe_report or {}
+        rows = {row["part"]: int(row["measured"]) for row in report.get("memory", [])}
+        held = rows.get(WHOLE_PROCESS, 0)
+        if held:
+            css = COLOURS[len(parts) % len(COLOURS)]
+            parts.append((replica.generation.uid, held, css))
+    free = max(0, min(free, total - sum(size for _, size, _ in parts)))
+    rest = total - free - sum(size for _, size, _ in parts)
+    if rest > 0:
+        parts.append(("everything else", rest, "other"))
+    return Memory("Memory", total, parts, free)
 
 
 def _card(gpu: dict[str, Any], by_pid: dict[int, str]) -> Memory:

@@ -31,6 +31,7 @@ from django.views.decorators.http import require_POST
 from deployments import actions, queries
 from deployments.forms import BeginTrial
 from deployments.models import Generation, User
+from deployments.turns import let_go
 from deployments.views.page import attempt, blame, operator, page, person, show
 from mmadmin.core.errors import HTTP_STATUS, MmError
 
@@ -139,6 +140,7 @@ async def chat(request: HttpRequest) -> HttpResponseBase:
         key = await sync_to_async(_key_of)(user)
     except MmError as error:
         return _failure(HTTP_STATUS.get(error.code, 400), error.message, error.remedy)
+    await let_go(request)  # the engine may take minutes
     return await _relay(request.body, key, request.META.get("HTTP_USER_AGENT", ""))
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from rich.markup import escape
 
-from mmadmin.cli.deployments import Name, Number
+from mmadmin.cli.deployments import Name, Number, Reason
 from mmadmin.cli.output import (
     JsonFlag,
     bytes_text,
@@ -386,16 +386,17 @@ def mark(
     number: Number,
     word: Annotated[Word, typer.Argument(help="good, bad or none.", metavar="MARK")],
     *,
+    reason: Reason = "",
     as_json: JsonFlag = False,
 ) -> None:
     """Mark a generation as good or bad, for everybody who reads the history.
 
-    Example: mm mark smollm2-135m 2 good
+    Example: mm mark smollm2-135m 2 bad --reason 'loops on long tool results'
     """
     person = actor()
     from deployments import actions
 
-    found = actions.mark(person, name, number, MARKS[word])
+    found = actions.mark(person, name, number, MARKS[word], reason=reason)
     if as_json:
         emit_json({"deployment": name, "number": number, "mark": found.mark})
     else:
@@ -407,6 +408,7 @@ def pin(
     number: Number,
     *,
     off: Annotated[bool, typer.Option("--off", help="Let it go like any other.")] = False,
+    reason: Reason = "",
     as_json: JsonFlag = False,
 ) -> None:
     """Keep a generation's objects in the store, however old it gets.
@@ -416,7 +418,7 @@ def pin(
     person = actor()
     from deployments import actions
 
-    found = actions.pin(person, name, number, not off)
+    found = actions.pin(person, name, number, not off, reason=reason)
     if as_json:
         emit_json({"deployment": name, "number": number, "pinned": found.pinned})
     else:

@@ -670,6 +670,33 @@ def test_memory_predicted_and_measured(viewer: Client) -> None:
         assert "0.2 % high" in rows[2][3]
 
 
+def test_who_holds_a_machine_without_cards(viewer: Client) -> None:
+    """Main memory names its engines by what they were measured to hold, and the rest."""
+    html = viewer.get("/").content.decode()
+    assert "smollm2-135m/1 304 MiB" in html
+    assert "Memory: 7.0 of 24.0 GiB in use (smollm2-135m/1, everything else)" in html
+    report = Replica.objects.get(generation__deployment__name="smollm2-135m").generation
+    report.probe_report = {"memory": [{"part": "main memory", "measured": 30 * 2**30}]}
+    report.save()
+    html = viewer.get("/").content.decode()
+    assert "24.0 of 24.0 GiB in use (smollm2-135m/1)" in html
+
+
+def test_a_mark_says_why(operator: Client, viewer: Client) -> None:
+    """From a generation's page, with a reason that everybody reads there; a viewer has no form."""
+    page = f"/deployments/{NAME}/generations/3/"
+    form = {"from": "generation", "mark": "bad", "reason": "loops on <b>long</b> results"}
+    answer = operator.post(f"{page}mark/", form)
+    assert answer["Location"] == page
+    html = operator.get(page).content.decode()
+    assert f"{NAME}/3 is bad: loops on &lt;b&gt;long&lt;/b&gt; results" in html
+    assert "Not bad any more" in html
+    operator.post(f"{page}pin/", {"from": "generation", "on": "1", "reason": "the last Q5"})
+    html = viewer.get(page).content.decode()
+    assert f"pin {NAME}/3: the last Q5" in html
+    assert "said-reason" not in html
+
+
 def test_the_store_is_cared_for(operator: Client, viewer: Client) -> None:
     """A collection is asked about first; what a worker found stands on the page, for viewers too."""
     assert "Collect what nobody needs?" in operator.get("/store/care/gc/").content.decode()
