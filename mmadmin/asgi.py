@@ -5,4 +5,8 @@ import os
 from django.core.asgi import get_asgi_application
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "mmadmin.settings")
-application = get_asgi_application()
+_panel = get_asgi_application()
+
+from deployments.turns import InTurn  # noqa: E402 (Django is set up above)
+
+application = InTurn(_panel)
