@@ -24,6 +24,7 @@ from ninja.security.base import AuthBase
 
 from deployments import actions, queries, storage
 from deployments import schemas as s
+from deployments.engine_log import engine_log
 from deployments.models import User
 from mmadmin.core.errors import HTTP_STATUS, MmError
 
@@ -191,6 +192,20 @@ def history(request: HttpRequest, name: str, page: int = Query(1, ge=1)) -> Any:
 def generation(request: HttpRequest, name: str, number: int) -> Any:
     """One generation with everything that was recorded of it."""
     return s.GenerationDetailOut.of_row(queries.generation(who(request), name, number))
+
+
+@deployments.get("/{name}/generations/{int:number}/log", response={200: s.EngineLogOut, **ERRORS})
+def generation_log(
+    request: HttpRequest, name: str, number: int, lines: int = Query(300, ge=1, le=1000)
+) -> Any:
+    """The end of its newest engine's own log, where that ran on the panel's host."""
+    return s.EngineLogOut.of(engine_log(who(request), name, number, lines=lines))
+
+
+@deployments.get("/{name}/measured", response={200: s.PageOut[s.MeasuredOut], **ERRORS})
+def list_measured(request: HttpRequest, name: str, page: int = Query(1, ge=1)) -> Any:
+    """Its probed generations, newest first: speed and memory as measured, and what clients had."""
+    return _page(queries.measured(who(request), name, page=page), s.MeasuredOut.of)
 
 
 @deployments.get("/{name}/export", response={200: dict[str, Any], **ERRORS})

@@ -167,8 +167,9 @@
       if (near !== following) follow(near);
     });
     box?.addEventListener("click", () => follow(!following));
-    document.getElementById("log-search")?.addEventListener("input", (event) => {
-      const wanted = event.target.value.toLowerCase();
+    const search = document.getElementById("log-search");
+    const sieve = () => {
+      const wanted = search?.value.toLowerCase() || "";
       let count = 0;
       for (const line of view.querySelectorAll("[data-line]")) {
         const hit = !wanted || line.textContent.toLowerCase().includes(wanted);
@@ -177,7 +178,9 @@
       }
       document.getElementById("log-count").textContent = wanted ? `${count} lines` : "";
       if (!wanted && following) end();
-    });
+    };
+    search?.addEventListener("input", sieve);
+    view.addEventListener("htmx:afterSettle", sieve);
     document.addEventListener("mm:log", (event) => {
       const last = Number(view.dataset.last || 0);
       if (event.detail.id <= last) return;
@@ -185,6 +188,7 @@
       view.querySelector("[data-empty]")?.remove();
       view.insertAdjacentHTML("beforeend", event.detail.html);
       while (view.childElementCount > 4000) view.firstElementChild.remove();
+      if (search?.value) sieve();
       if (following) end();
     });
     end();

@@ -41,6 +41,7 @@ from deployments.queries.jobs import (
 )
 from deployments.queries.keys import key, key_events, keys, revoked_by
 from deployments.queries.looking import Page, require
+from deployments.queries.measuring import MeasuredRow, measured
 from deployments.queries.offering import Entry, catalog
 from deployments.queries.overview import (
     DeploymentRow,
@@ -54,6 +55,7 @@ __all__ = [
     "DeploymentRow",
     "Entry",
     "HistoryRow",
+    "MeasuredRow",
     "Page",
     "Preview",
     "activation",
@@ -85,6 +87,7 @@ __all__ = [
     "key_events",
     "keys",
     "live_spans",
+    "measured",
     "preview",
     "request",
     "require",

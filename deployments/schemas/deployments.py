@@ -8,6 +8,7 @@ from typing import Any
 from ninja import Field, Schema
 
 from deployments import queries
+from deployments.engine_log import EngineLog
 from deployments.models import (
     Alarm,
     Generation,
@@ -300,4 +301,59 @@ class PreviewOut(Schema):
             facts_at=found.facts_at,
             public_name=found.public_name,
             renames=found.renames,
+        )
+
+
+class EngineLogOut(Schema):
+    """What an engine said last."""
+
+    engine: str
+    host: str
+    state: str
+    here: bool
+    """False: it is on another host, and `text` is empty."""
+    text: str
+
+    @classmethod
+    def of(cls, found: EngineLog) -> EngineLogOut:
+        """The end of a log."""
+        return cls(
+            engine=found.replica.uid,
+            host=found.replica.host.name,
+            state=found.replica.state,
+            here=found.here,
+            text=found.text,
+        )
+
+
+class MeasuredOut(Schema):
+    """What was measured of a generation; null = it was not."""
+
+    number: int
+    mark: str
+    is_live: bool
+    answer_tokens_per_s_milli: int | None
+    prompt_tokens_per_s_milli: int | None
+    ttft_ms: int | None
+    load_ms: int | None
+    memory_bytes: int | None
+    requests_90d: int
+    failed_90d: int
+    mean_ttft_ms_90d: int | None
+
+    @classmethod
+    def of(cls, row: queries.MeasuredRow) -> MeasuredOut:
+        """A row of the comparison."""
+        return cls(
+            number=row.generation.number,
+            mark=row.generation.mark,
+            is_live=row.is_live,
+            answer_tokens_per_s_milli=row.answer_tokens_per_s_milli,
+            prompt_tokens_per_s_milli=row.prompt_tokens_per_s_milli,
+            ttft_ms=row.ttft_ms,
+            load_ms=row.load_ms,
+            memory_bytes=row.memory_bytes,
+            requests_90d=row.requests,
+            failed_90d=row.failed,
+            mean_ttft_ms_90d=row.used_ttft_ms,
         )

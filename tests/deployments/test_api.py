@@ -22,6 +22,7 @@ from deployments.models import (
     ClientKey,
     Deployment,
     Generation,
+    Replica,
     Role,
     Transition,
     Trial,
@@ -76,6 +77,9 @@ def world(people: People) -> World:
     deployment = Deployment.objects.get()
     live = deployment.generations.get(number=2)
     Deployment.objects.update(live=live)
+    Replica.objects.create(
+        uid="smol-2-a", generation=live, host=deployment.host, port=21000, state="ready"
+    )
     ended = Activation.objects.create(
         deployment=deployment,
         target=live,
@@ -132,6 +136,8 @@ ENDPOINTS: list[tuple[str, str, Any, int, Role]] = [
     ("GET", "/deployments/smol", None, 200, VIE),
     ("PATCH", "/deployments/smol", {"keep_generations": 7}, 200, OPR),
     ("GET", "/deployments/smol/history", None, 200, VIE),
+    ("GET", "/deployments/smol/measured", None, 200, VIE),
+    ("GET", "/deployments/smol/generations/2/log", None, 200, OPR),
     ("GET", "/deployments/smol/generations/2", None, 200, VIE),
     ("GET", "/deployments/smol/diff?a=1&b=2", None, 200, VIE),
     ("GET", "/deployments/smol/export", None, 200, VIE),

@@ -91,6 +91,7 @@ READS: list[tuple[str, int, Any]] = [
     ("history", 7, lambda p: queries.history(p.carol, "d0")),
     ("generation", 6, lambda p: queries.generation(p.carol, "d0", 2)),
     ("export_history", 10, lambda p: queries.export_history(p.carol, "d0")),
+    ("measured", 4, lambda p: queries.measured(p.carol, "d0")),
     ("diff", 2, lambda p: queries.diff(p.carol, "d0", 1, 2)),
     ("builds", 2, lambda p: [(b.deployment, b.generation) for b in queries.builds(p.carol).rows]),
     ("activations", 2, lambda p: [a.target.uid for a in queries.activations(p.carol).rows]),

@@ -21,6 +21,8 @@ PAGES = (
     "/",
     f"/deployments/{NAME}/",
     f"/deployments/{NAME}/generations/5/",
+    f"/deployments/{NAME}/measured/",
+    "/deployments/smollm2-135m/generations/1/log/",
     f"/deployments/{NAME}/compare/?a=2&b=5",
     f"/deployments/{NAME}/generations/2/rollback/",
     f"/deployments/{NAME}/edit/",

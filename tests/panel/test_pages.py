@@ -35,6 +35,7 @@ PAGES = (
     f"/deployments/{NAME}/",
     f"/deployments/{NAME}/generations/4/",
     f"/deployments/{NAME}/generations/5/",
+    f"/deployments/{NAME}/measured/",
     f"/deployments/{NAME}/compare/?a=2&b=5",
     "/builds/",
     "/builds/BUILD/",
@@ -62,6 +63,7 @@ OPERATOR_PAGES = (
     "/keys/",
     "/keys/?search=dana&state=active",
     "/keys/KEY/",
+    f"/deployments/{NAME}/generations/5/log/",
     "/audit/",
     "/audit/?verb=key.&who=ada&search=revoked",
 )
@@ -680,6 +682,41 @@ def test_who_holds_a_machine_without_cards(viewer: Client) -> None:
     report.save()
     html = viewer.get("/").content.decode()
     assert "24.0 of 24.0 GiB in use (smollm2-135m/1)" in html
+
+
+def test_what_was_measured_side_by_side(viewer: Client) -> None:
+    """Each probed generation with its figures, the live one named; and what there is without any."""
+    page = f"/deployments/{NAME}/measured/"
+    html = viewer.get(page).content.decode()
+    assert html.index("Generation 5") < html.index("Generation 4")
+    assert "9.1 tok/s" in html
+    assert "95.9 GiB" in html
+    Generation.objects.update(probe_report={"rows": []})
+    assert "Generation 5" in viewer.get(page).content.decode()
+    Generation.objects.update(probe_report=None)
+    assert "Nothing is measured yet" in viewer.get(page).content.decode()
+
+
+def test_an_engine_s_log_is_read_on_its_host(operator: Client, viewer: Client, settings) -> None:
+    """Its end, escaped and in colour; other hosts are named; a viewer reads why not."""
+    page = "/deployments/smollm2-135m/generations/1/log/"
+    assert "No lines yet" in operator.get(page).content.decode()
+    replica = Replica.objects.get(generation__deployment__name="smollm2-135m")
+    folder = settings.HOME.logs / "engines"
+    folder.mkdir(parents=True, exist_ok=True)
+    text = "x" * 200_000 + "\nload: \x1b[31m<b>slow</b>\x1b[0m\nslot 0 is free\n"
+    (folder / f"{replica.uid}.log").write_text(text)
+    html = operator.get(f"{page}?part=lines").content.decode()
+    assert html.count("data-line") == 2
+    assert '<span class="a31">&lt;b&gt;slow&lt;/b&gt;</span>' in html
+    answer = operator.get(f"{page}?download")
+    assert answer.content.decode().endswith("slot 0 is free\n")
+    assert replica.uid in answer["Content-Disposition"]
+    assert viewer.get(page).status_code == 403
+    away = operator.get(f"/deployments/{NAME}/generations/5/log/").content.decode()
+    assert "It is on v100-box" in away
+    assert f"mm logs {NAME}/5" in away
+    assert operator.get(f"/deployments/{NAME}/generations/1/log/").status_code == 404
 
 
 def test_a_mark_says_why(operator: Client, viewer: Client) -> None:
