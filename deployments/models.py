@@ -17,6 +17,7 @@ from django.db.models import Q
 from django.utils import timezone
 from django.utils.module_loading import import_string
 
+from mmadmin.core.activation import Walk, may_cancel, resumed
 from mmadmin.core.incarnation import Incarnation
 from mmadmin.core.lifecycle import GenerationState, JobState
 from mmadmin.core.spec import parse_spec
@@ -410,6 +411,24 @@ class Activation(Job):
                 name="one_activation_a_deployment",
             ),
         ]
+
+    def walk(self, live: int | None) -> Walk:
+        """Where it is on its way, with `live` the deployment's live generation now."""
+        return resumed(
+            self.kind,
+            has_previous=self.previous_id is not None,
+            phase=self.phase,
+            mode=self.mode,
+            undoing=self.undoing,
+            flipped=live == self.target_id and bool(self.phase),
+        )
+
+    @property
+    def may_be_cancelled(self) -> bool:
+        """True while a cancel is of use."""
+        if self.state != JobState.RUNNING:
+            return self.state == JobState.QUEUED
+        return may_cancel(self.walk(self.deployment.live_id))
 
 
 class Trial(Job):

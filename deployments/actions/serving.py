@@ -104,6 +104,21 @@ def _queue_activation(
     return activation
 
 
+def _too_late(activation: Activation) -> Conflict:
+    """What runs can only be finished."""
+    what = f"activation {activation.pk} of {activation.deployment.name}"
+    if activation.undoing:
+        return Conflict(f"{what} is on its way back already", remedy="wait for its end")
+    if activation.target is None:
+        return Conflict(
+            f"{what} takes it down already", remedy="activate a generation once it has ended"
+        )
+    return Conflict(
+        f"{what} can only be finished: {activation.target.uid} serves already",
+        remedy="roll back once it has ended",
+    )
+
+
 def _announce_activation(activation: Activation) -> None:
     name = activation.deployment.name
     transaction.on_commit(
@@ -114,16 +129,21 @@ def _announce_activation(activation: Activation) -> None:
 
 
 def cancel_activation(actor: User, activation_id: int) -> Activation:
-    """Cancel an activation; what was live before stays or comes back."""
+    """Cancel an activation; what was live before stays or comes back.
+
+    Raises `Conflict` once that is of no use.
+    """
     require(actor, Role.OPERATOR)
     with transaction.atomic():
         activation = (
-            Activation.objects.select_related("deployment", "target")
+            Activation.objects.select_related("deployment", "target__deployment")
             .filter(pk=activation_id)
             .first()
         )
         if activation is None:
             raise NotFound(f"there is no activation {activation_id}")
+        if activation.state == JobState.RUNNING and not activation.may_be_cancelled:
+            raise _too_late(activation)
         now = timezone.now()
         if not Activation.objects.filter(pk=activation.pk, state=JobState.QUEUED).update(
             state=JobState.CANCELLED, cancel_requested_at=now, ended_at=now

@@ -3,7 +3,8 @@
 The phase is written before it begins. A worker that is killed in it leaves a row that says where
 to go on, and every phase looks at what is already so before it acts. Nothing is taken down before
 its successor has proved itself, except in a swap, where memory forces it; there the old
-generation comes back when the new one fails. After the flip an activation only finishes.
+generation comes back when the new one fails. After the flip an activation only finishes, unless a
+person returns while the old engine still runs beside the new one.
 
 Seats, processes and proofs of engines are in `engines`.
 """
@@ -13,7 +14,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -34,13 +34,12 @@ from deployments.models import (
 )
 from mmadmin.core.activation import (
     WORDS,
-    Kind,
     Mode,
     Phase,
     Walk,
     after,
-    begin,
     choose_mode,
+    may_return,
     may_turn_back,
     turn_back,
 )
@@ -50,6 +49,7 @@ from mmadmin.core.errors import (
     DoesNotFit,
     LeaseLost,
     MmError,
+    Unreachable,
 )
 from mmadmin.core.lifecycle import GenerationState
 from mmadmin.core.placement import Beside, make_room
@@ -94,7 +94,8 @@ class Walker(Engines):
                 raise
             except Exception as error:
                 walk = self._where()
-                if not may_turn_back(walk):
+                returns = isinstance(error, Cancelled) and may_return(walk)
+                if not (returns or may_turn_back(walk)):
                     raise
                 walk = self._begin_undo(walk, error)
             else:
@@ -109,36 +110,51 @@ class Walker(Engines):
 
     def _where(self) -> Walk:
         """The walk as the record has it."""
-        it = self.activation
-        begun = begin(Kind(it.kind), has_previous=it.previous is not None)
         live = Deployment.objects.values_list("live", flat=True).get(pk=self.deployment.pk)
-        return replace(
-            begun,
-            phase=Phase(it.phase or begun.phase),
-            mode=Mode(it.mode or Mode.OVERLAP),
-            undoing=it.undoing,
-            flipped=live == (it.target.pk if it.target else None) and bool(it.phase),
-        )
+        return self.activation.walk(live)
 
     def _go(self, start: Walk) -> None:
         """From a phase to the end of its way."""
         walk: Walk | None = start
         while walk is not None:
-            if walk.phase is Phase.FLIP:
-                self._last_word()
+            self._listen(walk)
             self._do(walk.phase)
             mode = Mode(self.activation.mode) if self.activation.mode else None
             walk = after(walk, mode=mode)
         self._close_phase()
 
+    def _listen(self, walk: Walk) -> None:
+        """Hear of a cancel while it leads back; where that ends, look for one not yet seen."""
+        if walk.undoing:
+            return
+        if may_return(walk) and self._old_serves():
+            self.recorder.heed_cancel()
+            return
+        if walk.phase is Phase.FLIP:
+            leaves = self.activation.phase != Phase.FLIP
+        elif walk.flipped:
+            leaves = may_return(self._where()) and walk.phase is Phase.STOP and self._old_serves()
+        else:
+            return
+        if leaves:
+            self._last_word()
+        self.recorder.ignore_cancel()
+
     def _last_word(self) -> None:
-        """Heed a cancel that the recorder has not seen yet; from here on one comes too late."""
         asked = Activation.objects.filter(
             pk=self.activation.pk, cancel_requested_at__isnull=False
         ).exists()
-        if asked and self.activation.phase != Phase.FLIP:
+        if asked:
             raise Cancelled("cancelled by a person")
-        self.recorder.ignore_cancel()
+
+    def _old_serves(self) -> bool:
+        """True when the old generation's engine could take requests again."""
+        old = self._old()
+        try:
+            runs = any(self.hands.process(replica) for replica in self._replicas(old))
+        except Unreachable:
+            return False
+        return runs and not self._has_fallen(old)
 
     def _close_phase(self) -> None:
         phases = [dict(entry) for entry in self.activation.phases]
@@ -280,15 +296,19 @@ class Walker(Engines):
         with lease.fenced(self.activation):
             self._old_drains(old)
         self._publish()
-        timeout_s = 0 if self._has_fallen(old) else self._options().drain_timeout_s
+        self._let_finish(old, 0 if self._has_fallen(old) else self._options().drain_timeout_s)
+
+    def _let_finish(self, generation: Generation, timeout_s: int) -> None:
+        """Wait until no gate has anything for it, at most for so long."""
+        uid = generation.uid
         idle = gates.wait_idle(
-            old.uid,
+            uid,
             self.activation.snapshot_version,
             timeout_s=timeout_s,
             sleep=self.recorder.wait,
         )
         self.recorder.log(
-            f"{old.uid} is idle" if idle else f"{old.uid} is still busy after {timeout_s} s: cut"
+            f"{uid} is idle" if idle else f"{uid} is still busy after {timeout_s} s: cut"
         )
 
     def _has_fallen(self, old: Generation) -> bool:
@@ -369,7 +389,11 @@ class Walker(Engines):
             was_live = Transition.objects.filter(generation=target, after=GenerationState.LIVE)
             after = GenerationState.RETIRED if was_live.exists() else GenerationState.BUILT
         with lease.fenced(self.activation):
-            started = (GenerationState.STARTING, GenerationState.PROBING)
+            started = (
+                GenerationState.STARTING,
+                GenerationState.PROBING,
+                GenerationState.DRAINING,  # it had been live
+            )
             not_begun = (GenerationState.BUILT, GenerationState.RETIRED)
             states.advance(
                 target.pk,
@@ -407,6 +431,30 @@ class Walker(Engines):
                 reason="restored",
             )
         self._route(hold_until=None)
+
+    def _return(self) -> None:
+        """The flip is taken back: the old generation's engine has run on."""
+        target, old = self._target(), self._old()
+        with lease.fenced(self.activation):
+            of = Deployment.objects.filter(pk=self.deployment.pk, live=target)
+            if Deployment.called(old.public_name, but=self.deployment.name) is None:
+                of.update(public_name=old.public_name)
+            of.update(live=old)
+            states.advance(
+                old.pk,
+                GenerationState.LIVE,
+                only_from=(GenerationState.DRAINING,),
+                reason="restored",
+            )
+            Replica.objects.filter(generation=old, trial=None, state=ReplicaState.DRAINING).update(
+                state=ReplicaState.READY
+            )
+            self._old_drains(target)
+        self._publish()
+
+    def _redrain(self) -> None:
+        """Requests that the new generation got meanwhile end by themselves."""
+        self._let_finish(self._target(), self._options().drain_timeout_s)
 
     # --- parts
 

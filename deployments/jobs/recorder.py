@@ -126,6 +126,11 @@ class Recorder(Generic[J]):
         self._deaf = True
         self._cancel.clear()
 
+    def heed_cancel(self) -> None:
+        """From here on a cancel counts again, one of meanwhile too."""
+        self._deaf = False
+        self._cancel_if_asked()
+
     @property
     def is_lost(self) -> bool:
         """True when the lease went to another worker."""

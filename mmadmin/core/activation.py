@@ -4,11 +4,13 @@
     swap     preflight → hold → drain → stop → start → probe → flip → retire → examine
     stop     flip → drain → stop → retire
     way back unstart, and after a swap that had taken the old one down: restart → reprobe → reopen
+    returned return → redrain → unstart
 
 A phase is written down before it begins and is repeatable: whoever finds the record after a crash
 does the written phase again and goes on from there. Until the flip a failure or a cancellation
-leads to the way back; after it the walk can only be finished. Doing the phases is the job's work
-(effects), deciding what comes next is here.
+leads to the way back. While an overlap drains, the old engine still runs: a person may return to
+it, at once; a failure does not. After that the walk can only be finished. Doing the phases is the
+job's work (effects), deciding what comes next is here.
 
 In a swap requests wait for the probe, so it asks only what decides or what traffic would spoil; the
 other rows follow in examine, when the requests have gone on. In an overlap nobody waits, and all
@@ -39,6 +41,8 @@ class Phase(StrEnum):
     RESTART = "restart"
     REPROBE = "reprobe"
     REOPEN = "reopen"
+    RETURN = "return"
+    REDRAIN = "redrain"
 
 
 class Kind(StrEnum):
@@ -65,6 +69,7 @@ SWAP = (
 STOP = (_P.FLIP, _P.DRAIN, _P.STOP, _P.RETIRE)
 BACK_OVERLAP = (_P.UNSTART,)
 BACK_SWAP = (_P.UNSTART, _P.RESTART, _P.REPROBE, _P.REOPEN)
+RETURNED = (_P.RETURN, _P.REDRAIN, _P.UNSTART)
 
 WORDS: dict[Phase, str] = {
     _P.PREFLIGHT: "looking whether everything is there and fits",
@@ -80,6 +85,8 @@ WORDS: dict[Phase, str] = {
     _P.RESTART: "starting the old engine again",
     _P.REPROBE: "loading and proving the old engine",
     _P.REOPEN: "waiting requests go on to the old generation",
+    _P.RETURN: "sending requests to the old generation again",
+    _P.REDRAIN: "the new generation finishes its requests",
 }
 """What a person reads while the phase runs."""
 
@@ -105,6 +112,20 @@ def begin(kind: Kind, *, has_previous: bool) -> Walk:
     return Walk(kind=kind, has_previous=has_previous, phase=first)
 
 
+def resumed(
+    kind: str, *, has_previous: bool, phase: str, mode: str, undoing: bool, flipped: bool
+) -> Walk:
+    """A walk as a record has it; empty = it has not begun, or has not decided."""
+    begun = begin(Kind(kind), has_previous=has_previous)
+    return replace(
+        begun,
+        phase=Phase(phase or begun.phase),
+        mode=Mode(mode or begun.mode),
+        undoing=undoing,
+        flipped=flipped,
+    )
+
+
 def choose_mode(wanted: str, *, has_previous: bool, fits_beside: bool) -> Mode:
     """Overlap or swap, from what the deployment file wants and what memory allows.
 
@@ -126,6 +147,8 @@ def choose_mode(wanted: str, *, has_previous: bool, fits_beside: bool) -> Mode:
 
 def sequence(walk: Walk) -> tuple[Phase, ...]:
     """The phases of the way that the walk is on."""
+    if walk.undoing and (walk.flipped or walk.phase in (Phase.RETURN, Phase.REDRAIN)):
+        return RETURNED
     if walk.undoing:
         return BACK_SWAP if must_restore(walk) else BACK_OVERLAP
     if walk.kind is Kind.STOP:
@@ -141,6 +164,20 @@ def must_restore(walk: Walk) -> bool:
 def may_turn_back(walk: Walk) -> bool:
     """True while a failure or a cancellation still leads to the way back."""
     return not walk.flipped and not walk.undoing and walk.kind is not Kind.STOP
+
+
+def may_return(walk: Walk) -> bool:
+    """True while a cancellation still leads back after the flip: to the old engine, which runs."""
+    beside = walk.mode is Mode.OVERLAP and walk.has_previous and walk.kind is not Kind.STOP
+    draining = walk.phase in (Phase.FLIP, Phase.DRAIN)
+    return beside and draining and walk.flipped and not walk.undoing
+
+
+def may_cancel(walk: Walk) -> bool:
+    """False once asking for a cancel is of no use. At the last probes it spares what is left."""
+    if walk.phase is Phase.FLIP and not walk.flipped:  # what is being done there is done
+        walk = replace(walk, flipped=True)
+    return may_turn_back(walk) or may_return(walk) or walk.phase is Phase.EXAMINE
 
 
 def after(walk: Walk, *, mode: Mode | None = None) -> Walk | None:
@@ -164,7 +201,7 @@ def after(walk: Walk, *, mode: Mode | None = None) -> Walk | None:
 
 def turn_back(walk: Walk) -> Walk:
     """The walk at the first phase of its way back. Raises `Conflict` when it can only go on."""
-    if not may_turn_back(walk):
+    if not (may_turn_back(walk) or may_return(walk)):
         raise Conflict(
             "the activation has gone too far to turn back", remedy="roll back once it has ended"
         )

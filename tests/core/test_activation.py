@@ -17,6 +17,8 @@ from mmadmin.core.activation import (
     after,
     begin,
     choose_mode,
+    may_cancel,
+    may_return,
     may_turn_back,
     turn_back,
 )
@@ -61,7 +63,7 @@ class World:
         elif phase is Phase.UNSTART:
             self.up.discard("target")
             self.proved.discard("target")
-        elif phase is Phase.REOPEN:
+        elif phase in (Phase.REOPEN, Phase.RETURN):
             self.route = "previous"
 
     def check(self, walk: Walk) -> None:
@@ -85,7 +87,9 @@ def ends_live(walk: Walk) -> str:
     return "previous" if walk.has_previous else "none"
 
 
-EVENTS = st.lists(st.sampled_from(["ok", "ok", "ok", "crash-before", "crash-after", "fail"]))
+EVENTS = st.lists(
+    st.sampled_from(["ok", "ok", "ok", "crash-before", "crash-after", "fail", "cancel"])
+)
 
 
 def play(walk: Walk, world: World, events: list[str], *, mode: Mode) -> Walk:
@@ -99,11 +103,16 @@ def play(walk: Walk, world: World, events: list[str], *, mode: Mode) -> Walk:
         if event == "fail" and may_turn_back(walk):
             walk = turn_back(walk)
             continue
+        if event == "cancel" and (may_turn_back(walk) or may_return(walk)):
+            walk = turn_back(walk)
+            continue
         world.do(walk)
         world.check(walk)
         if event == "crash-after":  # done, but not written down: it is done again
             if walk.phase is Phase.FLIP:  # the route itself is the record of that
                 walk = replace(walk, flipped=True)
+            if walk.phase is Phase.RETURN:
+                walk = replace(walk, flipped=False)
             continue
         following = after(walk, mode=mode if walk.phase is Phase.PREFLIGHT else None)
         if following is None:
@@ -159,17 +168,48 @@ def test_the_orders_are_those_of_the_book():
     assert set(WORDS) == set(Phase)
 
 
-def test_after_the_flip_there_is_no_way_back():
+@pytest.mark.parametrize("mode", Mode)
+def test_once_the_old_engine_ends_there_is_no_way_back(mode):
     """What serves is not taken down because an old engine would not stop."""
-    walk = replace(begin(Kind.ACTIVATE, has_previous=True), phase=Phase.FLIP)
+    walk = replace(begin(Kind.ACTIVATE, has_previous=True), phase=Phase.FLIP, mode=mode)
     assert may_turn_back(walk)
     flipped = after(walk)
     assert flipped is not None
-    assert not may_turn_back(flipped)
+    assert not may_turn_back(flipped), "a failure never leads back"
+    too_far = after(flipped) if mode is Mode.OVERLAP else flipped
+    assert too_far is not None
     with pytest.raises(Conflict, match="too far"):
-        turn_back(flipped)
+        turn_back(too_far)
     with pytest.raises(Conflict, match="too far"):
         turn_back(turn_back(walk))
+
+
+def test_while_an_overlap_drains_a_person_may_return():
+    """The old engine still runs: it gets the requests, the new one finishes its own and ends."""
+    drains = Walk(Kind.ACTIVATE, has_previous=True, phase=Phase.DRAIN, flipped=True)
+    assert may_return(drains)
+    phases = []
+    walk: Walk | None = turn_back(drains)
+    while walk is not None:
+        phases.append(walk.phase.value)
+        walk = after(walk)
+    assert phases == ["return", "redrain", "unstart"]
+    for other in (
+        replace(drains, phase=Phase.STOP),
+        replace(drains, has_previous=False),
+        replace(drains, mode=Mode.SWAP, phase=Phase.RETIRE),
+        replace(drains, kind=Kind.STOP),
+        turn_back(drains),
+    ):
+        assert not may_return(other)
+        assert not may_cancel(other)
+
+
+@pytest.mark.parametrize(("mode", "of_use"), [(Mode.OVERLAP, True), (Mode.SWAP, False)])
+def test_a_cancel_in_the_middle_of_the_flip(mode, of_use):
+    """The flip itself is done: an overlap may return from it."""
+    walk = Walk(Kind.ACTIVATE, has_previous=True, phase=Phase.FLIP, mode=mode)
+    assert may_cancel(walk) is of_use
 
 
 def test_a_failed_preflight_touches_nothing():

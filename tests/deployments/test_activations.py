@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 
 import pytest
+from django.utils import timezone
 
 from deployments import actions, feed, tasks
 from deployments.jobs import activations, gates, recorder, watch
@@ -16,6 +17,7 @@ from deployments.models import (
     Generation,
     Replica,
 )
+from mmadmin.core.activation import BACK_OVERLAP, BACK_SWAP, OVERLAP, SWAP, Phase
 from mmadmin.core.errors import Conflict
 from mmadmin.core.lifecycle import JobState
 from mmadmin.core.snapshot import snapshot_from_json
@@ -248,11 +250,172 @@ def test_cancel_while_it_loads(people: People, gate: Gate, fits: bool) -> None:
     until(lambda: gate.routes[-1] == ("open", 1, 1))
 
 
-CANCELS = [(True, "preflight"), (True, "start")]
-CANCELS += [(False, "preflight"), (False, "stop"), (False, "start")]
+BEFORE = ("cancelled", 1, ["live", "built"], ["smol/1"])
+RETURNED = ("cancelled", 1, ["live", "retired"], ["smol/1"])
+TOO_LATE = ("succeeded", 2, ["retired", "live"], ["smol/2"])
+CANCELS = {
+    "overlap": dict(zip(OVERLAP, [BEFORE] * 3 + [RETURNED] * 2 + [TOO_LATE] * 2, strict=True)),
+    "swap": dict(zip(SWAP, [BEFORE] * 6 + [TOO_LATE] * 3, strict=True)),
+}
+"""Job, live generation, generations and engines after a cancel in each phase."""
 
 
-@pytest.mark.parametrize(("fits", "verb"), CANCELS)
+@pytest.mark.parametrize(("mode", "phase"), [(mode, p) for mode in CANCELS for p in CANCELS[mode]])
+def test_cancel_at_each_phase(
+    people: People, gate: Gate, monkeypatch: pytest.MonkeyPatch, mode: str, phase: Phase
+) -> None:
+    """As long as the old one can serve it does; after that it is too late, and is said to be."""
+    built(people)
+    go(people, 1)
+    built(people, 4096)
+    machines.tell("room", mode)
+    activation = actions.activate(people.bob, "smol", 2, reason="go")
+    answers = cancel_in(people, monkeypatch, phase)
+    tasks.run_activation(activation.pk)
+    activation.refresh_from_db()
+    expected = CANCELS[mode][phase]
+    assert (activation.state, live(), states(), running()) == expected
+    heard = (
+        "asked"
+        if expected is not TOO_LATE or phase is Phase.EXAMINE
+        else (f"activation {activation.pk} of smol can only be finished: smol/2 serves already")
+    )
+    assert answers == [heard]
+    assert Deployment.objects.get().hold_until is None
+    until(lambda: gate.routes[-1] == ("open", live(), 1))
+    assert go(people, 1 if live() == 2 else 2).state == JobState.SUCCEEDED, "it may be tried again"
+
+
+BACK = [("overlap", phase) for phase in BACK_OVERLAP] + [("swap", phase) for phase in BACK_SWAP]
+
+
+@pytest.mark.parametrize(("mode", "phase"), BACK)
+def test_cancel_of_one_that_goes_back(
+    people: People, gate: Gate, monkeypatch: pytest.MonkeyPatch, mode: str, phase: Phase
+) -> None:
+    """It goes back already, and says so: neither the way nor the record's words change."""
+    built(people)
+    go(people, 1)
+    built(people, 4096)
+    machines.tell("room", mode)
+    machines.tell("probe-fails", ["smol/2"])
+    activation = actions.activate(people.bob, "smol", 2, reason="go")
+    answers = cancel_in(people, monkeypatch, phase)
+    tasks.run_activation(activation.pk)
+    activation.refresh_from_db()
+    assert answers == [f"activation {activation.pk} of smol is on its way back already"]
+    assert (activation.state, activation.error["code"]) == ("failed", "probe_failed")
+    assert (live(), states(), running()) == (1, ["live", "failed"], ["smol/1"])
+    until(lambda: gate.routes[-1] == ("open", 1, 1))
+
+
+def cancel_in(people: People, monkeypatch: pytest.MonkeyPatch, phase: Phase) -> list[str]:
+    """Let a person cancel in the moment in which the phase has begun; what they were told."""
+    answers: list[str] = []
+    enter = activations.Walker._enter
+
+    def entered(walker: activations.Walker, now: Phase) -> None:
+        enter(walker, now)
+        if now is not phase or answers:
+            return
+        try:
+            actions.cancel_activation(people.bob, walker.activation.pk)
+        except Conflict as error:
+            answers.append(error.message)
+        else:
+            answers.append("asked")
+
+    monkeypatch.setattr(activations.Walker, "_enter", entered)
+    return answers
+
+
+def test_a_return_while_the_old_one_is_busy(people: People, gate: Gate, published) -> None:
+    """The old engine gets the requests again at once, and its name; the new one finishes its own."""
+    built(people)
+    go(people, 1)
+    built(people, 4096, public_name="smol-talk")
+    gate.inflight["smol/1"] = 1
+    activation = actions.activate(people.bob, "smol", 2, reason="go")
+    thread = in_thread(tasks.run_activation, activation.pk)
+    until(lambda: Activation.objects.get(pk=activation.pk).phase == "drain")
+    assert (live(), Deployment.objects.get().public_name) == (2, "smol-talk")
+    gate.inflight["smol/2"] = 1
+    actions.cancel_activation(people.bob, activation.pk)
+    until(lambda: Activation.objects.get(pk=activation.pk).phase == "redrain")
+    assert (live(), Deployment.objects.get().public_name) == (1, "smol-chat")
+    assert running() == ["smol/1", "smol/2"]
+    gate.inflight["smol/2"] = 0
+    thread.join(PATIENCE_S)
+    activation.refresh_from_db()
+    assert (activation.state, live(), states(), running()) == RETURNED
+    routes = [(mode, generation) for mode, generation, _ in published if generation]
+    assert routes == [("open", 1), ("open", 2), ("open", 1)]
+    assert [line for line in machines.done() if line.startswith("start smol.1")][1:] == []
+
+
+@pytest.mark.parametrize("why", ["no process", "found dead"])
+def test_nobody_returns_to_an_engine_that_does_not_work(
+    people: People, gate: Gate, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    """A cancel while the old one drains changes nothing then: the new one serves."""
+    built(people)
+    go(people, 1)
+    built(people, 4096)
+    if why == "no process":
+        monkeypatch.setattr(machines.ToyMachine, "process", lambda *_: None)
+    else:
+        deployment = Deployment.objects.get()
+        kind = AlarmKind.UNHEALTHY
+        Alarm.objects.create(
+            deployment=deployment, generation=deployment.live, kind=kind, subject="x"
+        )
+    activation = actions.activate(people.bob, "smol", 2, reason="go")
+    answers = cancel_in(people, monkeypatch, Phase.DRAIN)
+    tasks.run_activation(activation.pk)
+    activation.refresh_from_db()
+    assert answers == ["asked"]
+    assert (activation.state, live(), states(), running()) == TOO_LATE
+
+
+def test_a_cancel_that_came_too_late_for_a_killed_worker(
+    people: People, gate: Gate, settings
+) -> None:
+    """The next worker finishes what serves already; it does not end as cancelled."""
+    built(people)
+    go(people, 1)
+    built(people, 4096)
+    machines.tell("suicide", ["stop"])
+    activation = actions.activate(people.bob, "smol", 2, reason="go")
+    first = worker("run_activation", activation.pk, settings.HOME.root)
+    assert first.wait(PATIENCE_S) == -signal.SIGKILL
+    Activation.objects.filter(pk=activation.pk).update(cancel_requested_at=timezone.now())
+    tasks.run_activation(activation.pk)
+    activation.refresh_from_db()
+    assert (activation.state, live(), states(), running()) == TOO_LATE
+
+
+def test_a_kill_on_the_way_back_from_a_drain(people: People, gate: Gate, settings) -> None:
+    """SIGKILL as the new engine ends: the next worker goes on with the way back."""
+    built(people)
+    go(people, 1)
+    built(people, 4096)
+    gate.inflight["smol/1"] = 1
+    machines.tell("suicide", ["stop"])
+    activation = actions.activate(people.bob, "smol", 2, reason="go")
+    first = worker("run_activation", activation.pk, settings.HOME.root)
+    until(lambda: Activation.objects.get(pk=activation.pk).phase == "drain")
+    actions.cancel_activation(people.bob, activation.pk)
+    assert first.wait(PATIENCE_S) == -signal.SIGKILL
+    tasks.run_activation(activation.pk)
+    activation.refresh_from_db()
+    assert (activation.state, live(), states(), running()) == RETURNED
+
+
+STEPS = [(True, "preflight"), (True, "start")]
+STEPS += [(False, "preflight"), (False, "stop"), (False, "start")]
+
+
+@pytest.mark.parametrize(("fits", "verb"), STEPS)
 def test_cancel_in_the_middle_of_a_step(people: People, gate: Gate, fits: bool, verb: str) -> None:
     """Whatever is being done: it is undone, and the old one serves, by the same engine or again."""
     built(people)
