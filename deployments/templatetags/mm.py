@@ -291,6 +291,12 @@ def short(digest: str | None) -> str:
 
 
 @register.filter
+def less(whole: int, part: int) -> int:
+    """A difference."""
+    return whole - part
+
+
+@register.filter
 def percent(part: float | None, whole: float | None) -> int:
     """0 to 100."""
     if not part or not whole:

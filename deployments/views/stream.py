@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from copy import copy
 from dataclasses import dataclass, field
 from typing import NamedTuple, ParamSpec, TypeVar
@@ -26,9 +26,10 @@ from django.http import (
     StreamingHttpResponse,
 )
 from django.urls import Resolver404, ResolverMatch, resolve
+from django.utils.html import format_html
 
 from deployments import live, queries
-from deployments.models import User
+from deployments.models import BuildStep, LogChunk, User
 from deployments.templatetags.mm import ansi
 from deployments.views.page import number_of
 from deployments.views.shared import TOKEN, Once
@@ -227,9 +228,22 @@ def _after(user: User, watch: Watch) -> Lines:
         return Lines(watch.last, whole=True, message=b"")
     last = chunks[-1].pk
     # one message, however many there are: a page lays itself out anew for each
-    html = "".join(ansi(chunk.text) for chunk in chunks)
+    html = "".join(_headed(chunks, watch.last))
     message = live.message("log", {"id": last, "html": html})
     return Lines(last, whole=len(chunks) < CHUNKS_AT_ONCE, message=message)
+
+
+def _headed(chunks: list[LogChunk], after: int) -> Iterator[str]:
+    """The lines as HTML, with a step's name where its lines begin, as the page itself has it."""
+    before = LogChunk.objects.filter(pk=after).values_list("step_id", flat=True).first()
+    whose = {chunk.step_id for chunk in chunks if chunk.step_id is not None}
+    steps = BuildStep.objects.filter(pk__in=whose)
+    names = dict(steps.values_list("pk", "name")) if whose - {before} else {}
+    for chunk in chunks:
+        if chunk.step_id != before and (name := names.get(chunk.step_id or 0)):
+            yield format_html('<div class="from">{}</div>', name)
+        before = chunk.step_id
+        yield ansi(chunk.text)
 
 
 def _still_here(user_id: int) -> User | None:

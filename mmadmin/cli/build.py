@@ -106,6 +106,12 @@ def plan(file: SpecFile, *, as_json: JsonFlag = False) -> None:
         emit_json({"name": spec.name} | planned.as_json())
         return
     _show_plan(planned)
+    if written := planned.written_bytes:
+        free = store.free_bytes()
+        console.print(
+            f"{bytes_text(written)} are written at least, of {bytes_text(free)} that are free"
+            + ("" if written <= free else f": [red]{bytes_text(written - free)} are lacking[/]")
+        )
 
 
 def _show_plan(planned: Plan) -> None:

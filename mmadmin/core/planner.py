@@ -175,6 +175,21 @@ class Plan:
         """Bytes still to fetch, as far as they are known."""
         return sum(step.size_bytes for step in self.steps if step.action == "fetch")
 
+    @property
+    def written_bytes(self) -> int:
+        """Bytes that it adds to the store at least: what is fetched, and merged copies of shards.
+
+        What other steps write is not known before they have run.
+        """
+        sizes = {step.digest: step.size_bytes for step in self.steps}
+        merged = [
+            sizes.get(shards.digest, 0)
+            for step in self.steps
+            if step.action == "build"
+            and (shards := step.derivation.inputs.get("shards")) is not None
+        ]
+        return self.fetch_bytes + sum(merged)
+
     def count(self, action: Action) -> int:
         """How many steps have this action."""
         return sum(step.action == action for step in self.steps)
@@ -189,6 +204,7 @@ class Plan:
             "fetch": self.count("fetch"),
             "substitute": self.count("substitute"),
             "fetch_bytes": self.fetch_bytes,
+            "written_bytes": self.written_bytes,
         }
 
 

@@ -101,6 +101,18 @@ def test_an_empty_store_builds_everything(store: Store) -> None:
     assert "write middle" in planned.steps[2].why
 
 
+def test_a_merged_copy_is_counted(store: Store) -> None:
+    """Shards that are fetched and merged need room twice; merged already, no more of it."""
+    shop = Shop()
+    shards = pin("shards", "hello")
+    goal = step("goal", x=step("merged", shards=shards))
+    assert plan(goal, store, shop.recipe_of).written_bytes == 10
+    realise(shards, store, tools_for, Watch(), recipe_of=shop.recipe_of)
+    assert plan(goal, store, shop.recipe_of).written_bytes == 5
+    realise(goal, store, tools_for, Watch(), recipe_of=shop.recipe_of)
+    assert plan(goal, store, shop.recipe_of).written_bytes == 0
+
+
 def test_sources_of_a_cached_result_are_not_fetched(store: Store) -> None:
     """A pinned source's content is known without having it, so what was built from it is found."""
     shop = Shop()

@@ -354,7 +354,11 @@ def _build(
         }
         if state == "failed"
         else None,
-        plan={"fetch_bytes": sum(size for _, _, size in STEPS)},
+        plan={
+            "fetch_bytes": sum(size for _, _, size in STEPS),
+            "written_bytes": sum(size for _, _, size in STEPS),
+            "disk_free_bytes": 1_400 * GIB,
+        },
     )
     digests = [
         f"{random.Random(f'{build.pk}-{i}').getrandbits(256):064x}" for i in range(len(STEPS))

@@ -637,6 +637,18 @@ def test_a_plan_says_whether_it_fits(operator: Client) -> None:
     assert "Choose Q4_K_M." in html
 
 
+def test_a_plan_says_what_is_left_of_the_disk(operator: Client) -> None:
+    """What is fetched and written, and what is free before and afterwards, or lacking."""
+    gib = 2**30
+    plan = Build.objects.filter(dry_run=True)[0]
+    disk = {"fetch_bytes": 70 * gib, "written_bytes": 140 * gib, "disk_free_bytes": 150 * gib}
+    Build.objects.filter(pk=plan.pk).update(plan=disk)
+    assert "10.0 GiB</dd>" in operator.get(f"/builds/{plan.pk}/").content.decode()
+    Build.objects.filter(pk=plan.pk).update(plan=disk | {"disk_free_bytes": 100 * gib})
+    html = operator.get(f"/builds/{plan.pk}/").content.decode()
+    assert "too little: 40.0 GiB are lacking" in html
+
+
 def test_what_the_template_s_patches_change(viewer: Client) -> None:
     """Every conversation before and after: signs and words say what changed, not colour alone."""
     html = viewer.get(f"/deployments/{NAME}/generations/5/").content.decode()

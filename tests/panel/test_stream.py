@@ -13,7 +13,7 @@ from django.test import AsyncClient, Client, RequestFactory
 from deployments import live
 from deployments.models import Build, BuildStep, LogChunk, User
 from deployments.views import shared
-from deployments.views.stream import CHUNKS_AT_ONCE, Part, Shown, Watch, _lines
+from deployments.views.stream import CHUNKS_AT_ONCE, Part, Shown, Watch, _headed, _lines
 from tests.panel import seed
 
 NAME = "mistral-medium-3.5"
@@ -132,6 +132,19 @@ async def test_many_lines_come_as_one_message() -> None:
     assert watch.last == chunks[-1].pk
     assert f'"id":{chunks[-1].pk}' in messages[-1]
     assert [text async for text in _lines(team["vera"], watch)] == []
+
+
+def test_lines_of_another_step_say_whose_they_are(team: dict[str, User]) -> None:
+    """Where a step's lines begin its name stands, escaped; lines of the same step go on without."""
+    build = Build.objects.get(state="running")
+    first, second = build.steps.order_by("position")[:2]
+    BuildStep.objects.filter(pk=second.pk).update(name="<b>merge</b>")
+    one = LogChunk.objects.create(build=build, step=first, text="one\n")
+    two = LogChunk.objects.create(build=build, step=first, text="two\n")
+    three = LogChunk.objects.create(build=build, step=second, text="three\n")
+    html = "".join(_headed([two, three], one.pk))
+    assert html.index("two") < html.index("&lt;b&gt;merge&lt;/b&gt;") < html.index("three")
+    assert html.count('class="from"') == 1
 
 
 @pytest.mark.django_db(transaction=True)
