@@ -17,7 +17,7 @@ from typing import NamedTuple, ParamSpec, TypeVar
 from urllib.parse import urlsplit
 
 from asgiref.sync import sync_to_async
-from django.db import close_old_connections, connections
+from django.db import close_old_connections
 from django.http import (
     HttpRequest,
     HttpResponse,
@@ -31,6 +31,7 @@ from django.utils.html import format_html
 from deployments import live, queries
 from deployments.models import BuildStep, LogChunk, User
 from deployments.templatetags.mm import ansi
+from deployments.turns import let_go
 from deployments.views.page import number_of
 from deployments.views.shared import TOKEN, Once
 
@@ -156,8 +157,7 @@ async def stream(request: HttpRequest) -> HttpResponseBase:
         number_of(request.GET.get("activation"), default=0),
         number_of(request.GET.get("after"), default=0),
     )
-    # This page may stay open for hours: it must not keep a database connection for itself.
-    await sync_to_async(connections.close_all)()
+    await let_go(request)  # the page may stay open for hours
     events = _events(user, topics, watch, Shown.of(request))
     answer = StreamingHttpResponse(events, content_type="text/event-stream")
     answer["Cache-Control"] = "no-store"
