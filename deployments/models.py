@@ -411,6 +411,9 @@ class Activation(Job):
                 name="one_activation_a_deployment",
             ),
         ]
+        indexes: ClassVar[list[models.Index]] = [
+            models.Index(fields=["deployment", "-id"], name="activation_newest"),
+        ]
 
     def walk(self, live: int | None) -> Walk:
         """Where it is on its way, with `live` the deployment's live generation now."""

@@ -141,8 +141,9 @@ def _holds(replica: Replica, facts: HostFacts) -> Running | None:
 def _load(target: Generation, of: Deployment) -> Load:
     """Its own measured time; else its size at the speed with which its host loads others."""
     measured = (
-        Generation.objects.filter(deployment__host=of.host, size_bytes__gt=0)
-        .exclude(probe_report=None)
+        Generation.objects.filter(
+            deployment__host=of.host, size_bytes__gt=0, probe_report__isnull=False
+        )
         .order_by("-pk")
         .values_list("size_bytes", "probe_report")[:LOADS_LOOKED_AT]
     )

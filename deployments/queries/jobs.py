@@ -50,8 +50,7 @@ def warnings(actor: User, name: str) -> dict[str, str]:
     """What the rules last warned a deployment of: rule → words, from its newest judged plan."""
     require(actor)
     plans = (
-        Build.objects.filter(deployment__name=name)
-        .exclude(plan=None)
+        Build.objects.filter(deployment__name=name, plan__isnull=False)
         .order_by("-pk")
         .values_list("plan", flat=True)[:PLANS_LOOKED_AT]
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from django.db.models import Count, Max, Q, QuerySet, Sum
+from django.db.models import Count, Max, OuterRef, Q, QuerySet, Subquery, Sum
 from django.utils import timezone
 
 from deployments.models import (
@@ -40,6 +40,7 @@ class DeploymentRow:
     live_since: datetime | None
     newest: Generation | None
     generations: int
+    """How many there are: none is ever removed, and no number left out."""
     activation: Activation | None
     """Queued or running."""
     build: Build | None
@@ -101,29 +102,25 @@ def deployment(actor: User, name: str) -> DeploymentRow:
 
 
 def _rows(which: QuerySet[Deployment]) -> list[DeploymentRow]:
+    ended = Activation.objects.filter(deployment=OuterRef("pk")).exclude(state__in=ACTIVE_JOB)
     found = list(
         which.select_related("host", "live__author", "live__deployment")
         .defer(*recorded("live"))
+        .annotate(
+            newest_id=Subquery(
+                Generation.objects.filter(deployment=OuterRef("pk"))
+                .order_by("-number")
+                .values("pk")[:1]
+            ),
+            ended_id=Subquery(ended.order_by("-pk").values("pk")[:1]),
+        )
         .order_by("name")
     )
     ids = [row.pk for row in found]
     live_ids = [row.live_id for row in found if row.live_id]
-    counts = dict(
-        Generation.objects.filter(deployment__in=ids)
-        .values_list("deployment")
-        .annotate(n=Count("id"))
-        .order_by()
-    )
-    newest_ids = (
-        Generation.objects.filter(deployment__in=ids)
-        .values("deployment")
-        .annotate(newest=Max("id"))
-        .order_by()
-        .values("newest")
-    )
     newest = {
         g.deployment_id: g
-        for g in Generation.objects.filter(pk__in=newest_ids)
+        for g in Generation.objects.filter(pk__in=[row.newest_id for row in found])
         .select_related("author", "deployment")
         .defer(*recorded(""))
     }
@@ -133,25 +130,15 @@ def _rows(which: QuerySet[Deployment]) -> list[DeploymentRow]:
         .annotate(since=Max("at"))
         .order_by()
     )
-    running = Activation.objects.filter(deployment__in=ids, state__in=ACTIVE_JOB)
-    ended_ids = (
-        Activation.objects.filter(deployment__in=ids)
-        .exclude(state__in=ACTIVE_JOB)
-        .values("deployment")
-        .annotate(newest=Max("id"))
-        .order_by()
-        .values("newest")
-    )
-    activations = (
-        Activation.objects.filter(Q(pk__in=running.values("pk")) | Q(pk__in=ended_ids))
-        .select_related("actor", "target__deployment", "previous__deployment", "deployment")
-        .defer(*recorded("target", "previous"))
-    )
-    active: dict[int, Activation] = {}
-    ended: dict[int, Activation] = {}
-    for activation in activations:
-        into = active if activation.state in ACTIVE_JOB else ended
-        into[activation.deployment_id] = activation
+    activations = Activation.objects.select_related(
+        "actor", "target__deployment", "previous__deployment", "deployment"
+    ).defer(*recorded("target", "previous"))
+    active = {
+        it.deployment_id: it for it in activations.filter(deployment__in=ids, state__in=ACTIVE_JOB)
+    }
+    last = {
+        it.deployment_id: it for it in activations.filter(pk__in=[row.ended_id for row in found])
+    }
     builds = {
         build.deployment_id: build
         for build in Build.objects.filter(deployment__in=ids, dry_run=False, state__in=ACTIVE_JOB)
@@ -184,12 +171,12 @@ def _rows(which: QuerySet[Deployment]) -> list[DeploymentRow]:
             live=row.live,
             live_since=live_since.get(row.live_id) if row.live_id else None,
             newest=newest.get(row.pk),
-            generations=counts.get(row.pk, 0),
+            generations=newest[row.pk].number if row.pk in newest else 0,
             activation=active.get(row.pk),
             build=builds.get(row.pk),
             replicas=replicas[row.pk],
             trial=trials.get(row.pk),
-            last_activation=ended.get(row.pk),
+            last_activation=last.get(row.pk),
             alarms=alarms[row.pk],
             **speed[row.name],
         )
