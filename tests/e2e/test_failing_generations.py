@@ -54,8 +54,21 @@ STUB_FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "fails on tools": ({"broken_tools": True}, "template.tools: "),
 }
 """What the stub does, and what the failure must say."""
+NO_TOOLS = "this model knows no tools"
+TEMPLATE = f"""
+[template]
+source = "inline"
+text = '''
+{{%- if tools %}}{{{{ raise_exception("{NO_TOOLS}") }}}}{{% endif %}}
+{{%- for message in messages %}}
+{{{{- "<|im_start|>" + message.role + "\\n" + message.content + "<|im_end|>\\n" }}}}
+{{%- endfor %}}
+{{%- if add_generation_prompt %}}{{{{ "<|im_start|>assistant\\n" }}}}{{% endif %}}
+'''
+"""
 REAL_FAULTS = {
     "exits at load": ('[serve.flags]\noverride-kv = "llama.block_count=int:99"\n', "it ended"),
+    "has a template that fails on tools": (TEMPLATE, NO_TOOLS),
 }
 """What is added to the real engine's deployment file, and what the failure must say."""
 
