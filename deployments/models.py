@@ -96,13 +96,20 @@ class Deployment(models.Model):
         return cls.objects.filter(public_name=public_name).exclude(name=but).first()
 
     def rollback_target(self) -> Generation | None:
-        """What a roll-back without a number brings back: the last that was live and is not bad."""
-        once_live = self.generations.filter(
-            transitions__after=GenerationState.LIVE, state=GenerationState.RETIRED
-        ).exclude(mark=Mark.BAD)
+        """What a roll-back without a number brings back: the last that was live and is not bad.
+
+        One that failed to start since then is tried again where there is no other.
+        """
+        once_live = self.generations.filter(transitions__after=GenerationState.LIVE).exclude(
+            mark=Mark.BAD
+        )
         if self.live is not None:
             once_live = once_live.filter(number__lt=self.live.number)
-        return once_live.order_by("-number").first()
+        newest = once_live.order_by("-number")
+        return (
+            newest.filter(state=GenerationState.RETIRED).first()
+            or newest.filter(state=GenerationState.FAILED).first()
+        )
 
 
 class Mark(models.TextChoices):
@@ -561,6 +568,10 @@ class Replica(models.Model):
     restarts = models.PositiveIntegerField(default=0)
     restarted_at = models.DateTimeField(null=True, blank=True)
     """By the watch, because it was not alive."""
+    falls = models.PositiveIntegerField(default=0)
+    """How often its process ended by itself, each time soon after the time before."""
+    fell_at = models.DateTimeField(null=True, blank=True)
+    """When the watch saw the last one."""
     error = models.TextField(blank=True)
     created_at = models.DateTimeField(default=timezone.now, editable=False)
     stopped_at = models.DateTimeField(null=True, blank=True)

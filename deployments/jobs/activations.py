@@ -394,11 +394,12 @@ class Walker(Engines):
                 GenerationState.PROBING,
                 GenerationState.DRAINING,  # it had been live
             )
-            not_begun = (GenerationState.BUILT, GenerationState.RETIRED)
+            # a kept one whose engine was not started has shown nothing: it stays what it was
+            not_begun = () if cancelled else (GenerationState.BUILT,)
             states.advance(
                 target.pk,
                 after,
-                only_from=started if cancelled else started + not_begun,
+                only_from=(*started, *not_begun),
                 actor_id=self.activation.actor_id,
                 reason=states.words(error),
             )

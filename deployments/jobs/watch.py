@@ -4,6 +4,7 @@
 - a live engine that differs from its plan (drift) raises an alarm, until it does not
 - a live engine that is not alive is restarted with growing pauses; when it fell soon after it went
   live, the deployment goes back by itself to the generation before (unless that is switched off)
+- one that ends again and again, and works in between, is not alive either
 
 Alive is who works off requests. With some in work, the engine's own counters must move within
 `activation.stall_s`, whether or not clients wait; a tiny completion would stand behind them in the
@@ -53,6 +54,9 @@ CHECK_EVERY_S = 30
 """Between two tiny completions of a healthy engine without traffic."""
 FAILURES_ALLOWED = 2
 """So many checks in a row must fail before anything is done."""
+FALLS_ALLOWED = 3
+FALLS_WITHIN_S = 600
+"""So many ends of its process, each so soon after the one before, are no chance."""
 PAUSE_S = 30
 """After a restart, doubled with each one."""
 PAUSE_MAX_S = 1800
@@ -147,7 +151,7 @@ def _look_at(replica: Replica, hands: Hands, view: gates.GateView | None) -> Non
         _not_alive(replica, launch, hands, "its process does not run")
         return
     if fell:
-        _not_alive(replica, launch, hands, "its process ended and was started again")
+        _fell(replica, process, launch, hands)
         return
     if hands.loading(replica, launch):
         return
@@ -161,6 +165,30 @@ def _look_at(replica: Replica, hands: Hands, view: gates.GateView | None) -> Non
         _judge_work(replica, launch, hands, mark)
     elif mark is not None or not clients:  # who has some and does not tell is asked afterwards
         _ask(replica, launch, hands)
+
+
+def _fell(replica: Replica, process: Incarnation, launch: LaunchSpec, hands: Hands) -> None:
+    """Its process ended, and the supervisor has started it again."""
+    if _started_with_us(process):  # everything was started anew: that is no fall of its own
+        _not_alive(replica, launch, hands, "its process was started again")
+        return
+    now = timezone.now()
+    soon = replica.fell_at is not None and now - replica.fell_at < timedelta(seconds=FALLS_WITHIN_S)
+    falls = replica.falls + 1 if soon else 1
+    Replica.objects.filter(pk=replica.pk).update(falls=falls, fell_at=now)
+    if falls < FALLS_ALLOWED:
+        _not_alive(replica, launch, hands, "its process ended and was started again")
+        return
+    words = f"its process ended {falls} times, each soon after the other"
+    Replica.objects.filter(pk=replica.pk).update(failures=1)  # asked at the next look
+    _raise(replica, AlarmKind.UNHEALTHY, LIVENESS, words)
+    _go_back(replica.generation, words)
+
+
+def _started_with_us(process: Incarnation) -> bool:
+    """True when it was started before this worker: its supervisor ended, or the machine did."""
+    us = Incarnation.me()
+    return process.boot == us.boot and process.started <= us.started
 
 
 def _work(replica: Replica, launch: LaunchSpec, hands: Hands, *, clients: bool) -> str | None:

@@ -507,6 +507,37 @@ def test_an_incomplete_closure_is_refused(people: People, gate: Gate) -> None:
     assert (live(), running()) == (1, ["smol/1"])
 
 
+def test_a_kept_one_that_is_refused_stays_what_it_was(people: People, gate: Gate) -> None:
+    """Its store was damaged: once that is mended, a roll-back finds it again."""
+    built(people)
+    go(people, 1)
+    built(people, 4096)
+    go(people, 2)
+    machines.tell("preflight-fails", ["smol/1"])
+    refused = actions.rollback(people.bob, "smol", reason="2 is worse")
+    tasks.run_activation(refused.pk)
+    refused.refresh_from_db()
+    assert refused.error["message"] == "smol/1 is not complete"
+    assert (refused.state, live(), states()) == ("failed", 2, ["retired", "live"])
+    machines.tell("preflight-fails", [])
+    again = actions.rollback(people.bob, "smol", reason="mended")
+    tasks.run_activation(again.pk)
+    assert (live(), states(), running()) == (1, ["live", "retired"], ["smol/1"])
+
+
+def test_one_that_failed_to_come_back_is_tried_again(people: People, gate: Gate) -> None:
+    """There is no other to go back to; one that has not failed comes first."""
+    for number, context in enumerate((2048, 4096, 8192), 1):
+        built(people, context)
+        go(people, number)
+    machines.tell("probe-fails", ["smol/2"])
+    assert go(people, 2).state == JobState.FAILED
+    deployment = Deployment.objects.get()
+    assert deployment.rollback_target().number == 1
+    actions.mark(people.bob, "smol", 1, "bad")
+    assert deployment.rollback_target().number == 2
+
+
 def test_an_auto_activated_build_goes_live(people: People, broker) -> None:
     """`activate=True`: the end of the build queues the activation."""
     generation = actions.deploy(people.bob, spec(), reason="first")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -128,6 +129,49 @@ def test_an_engine_whose_process_is_gone(two: Deployment) -> None:
     tasks.watch_engines()
     tasks.watch_engines()
     assert (asked(), restarted()) == (0, 1)
+
+
+def fall(number: int) -> None:
+    """The engine's process ends and is started again, works, and is looked at each time."""
+    machines.tell("started", 100 + number)
+    tasks.watch_engines()
+    tasks.watch_engines()
+
+
+def test_one_that_falls_again_and_again_is_rolled_back(two: Deployment) -> None:
+    """It works in between, so no two looks in a row fail: three falls in the window are enough."""
+    tasks.watch_engines()
+    for number in range(2):
+        fall(number)
+        assert not Activation.objects.filter(kind="rollback").exists(), "it may be chance"
+        assert Replica.objects.get(generation__number=2).failures == 0, "it works"
+    fall(3)
+    activation = Activation.objects.get(kind="rollback")
+    assert activation.reason == (
+        "by itself: smol/2 fell: its process ended 3 times, each soon after the other"
+    )
+    assert restarted() == 0
+
+
+@pytest.mark.parametrize("why", ["off", "seldom", "with the supervisor"])
+def test_one_that_falls_and_stays(
+    two: Deployment, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    """Switched off, it only raises an alarm; falls now and then, or with everything, are none."""
+    if why == "off":
+        Deployment.objects.update(auto_rollback=False)
+    if why == "with the supervisor":
+        monkeypatch.setattr(
+            machines.PROCESS.__class__, "me", lambda: replace(machines.PROCESS, started=999)
+        )
+    tasks.watch_engines()
+    for number in range(5):
+        fall(number)
+        if why == "seldom":
+            Replica.objects.update(fell_at=timezone.now() - timedelta(minutes=11))
+    assert not Activation.objects.filter(kind="rollback").exists()
+    assert Alarm.objects.exists() is (why == "off")
+    assert not Alarm.objects.filter(cleared_at=None).exists(), "it works"
 
 
 @pytest.fixture
