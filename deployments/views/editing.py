@@ -12,7 +12,7 @@ from django.views.decorators.http import require_POST
 
 from deployments import actions, queries, spec_form
 from deployments.forms import Deploy
-from deployments.views.page import blame, operator, page, person, show
+from deployments.views.page import blame, number_of, operator, page, person, show
 from mmadmin.core.errors import MmError
 
 
@@ -33,9 +33,9 @@ def new(request: HttpRequest, name: str = "") -> HttpResponse:
     text = chosen.text if chosen else _from_hub(request)
     if row is not None:
         generation = row.live or row.newest
-        number = request.GET.get("generation", "")
-        if number.isdigit():
-            generation = queries.generation(me, name, int(number)).generation
+        number = number_of(request.GET.get("generation"), default=0)
+        if number:
+            generation = queries.generation(me, name, number).generation
         text = generation.spec_toml if generation else ""
     return _editor(request, Deploy(initial={"spec_toml": text}), row, chosen=chosen)
 
@@ -122,6 +122,7 @@ def _editor(
         "form": form,
         "row": row,
         "catalog": queries.catalog(person(request)),
+        "hosts": queries.hosts(person(request)),
         "chosen": chosen,
     }
     return show(request, "editing/page.html", context, status=status)

@@ -601,6 +601,15 @@ OFFERS = {
 }
 
 
+def test_the_editor_offers_the_hosts_and_takes_no_nonsense(operator: Client) -> None:
+    """Names of hosts to choose from; a generation that is no number is none."""
+    html = operator.get(f"/deployments/{NAME}/edit/").content.decode()
+    assert '<option value="v100-box">' in html
+    assert 'list="host-names"' in html
+    assert operator.get(f"/deployments/{NAME}/edit/?generation=\u00b2").status_code == 200
+    assert operator.get(f"/deployments/{NAME}/edit/?generation=99").status_code == 404
+
+
 def test_a_hub_repository_is_looked_at(operator: Client) -> None:
     """Sets with size and fit; choosing one leads to a file that parses."""
     answer = operator.post("/deployments/new/browse/", {"repo": "unsloth/Some-Model-GGUF"})
