@@ -141,7 +141,7 @@ def pages() -> list[str]:
         "/?part=memory", here, f"{here}?page=9", f"{here}?part=now", f"{here}?part=under-way",
         f"{here}?part=timeline", f"{here}generations/{g}/", f"{here}compare/?a={g - 1}&b={g}",
         f"{here}generations/{g}/rollback/", f"{here}generations/{g}/activate/",
-        f"{here}stop/", f"{here}edit/",
+        f"{here}stop/", f"{here}edit/", f"{here}measured/",
         "/deployments/new/?from=smollm2-135m", "/builds/", "/builds/?page=150",
         "/builds/?deployment=model-03", f"/builds/{ended}/", f"/builds/{running}/",
         f"/builds/{running}/?part=head", f"/builds/{running}/?part=steps",
