@@ -119,6 +119,28 @@ class Deploy(Described):
     )
 
 
+class DeploymentSettings(Described):
+    """What belongs to a deployment and to none of its generations."""
+
+    description = forms.CharField(
+        label="Description",
+        required=False,
+        widget=forms.Textarea(attrs={"rows": 2}),
+        help_text="For people: what this is and whom it is for.",
+    )
+    keep_generations = forms.IntegerField(
+        label="Generations that are kept",
+        min_value=1,
+        max_value=1000,
+        help_text="So many of the newest stay in the store, beside what is live or pinned.",
+    )
+    auto_rollback = forms.BooleanField(
+        label="Roll back by itself",
+        required=False,
+        help_text="When the live engine stays dead: to the last one that is not marked bad.",
+    )
+
+
 class IssueKey(Described):
     """Whom a key is for and what it may do."""
 

@@ -37,6 +37,7 @@ urlpatterns = [
     path("deployments/<str:name>/", deployments.deployment, name="deployment"),
     path("deployments/<str:name>/edit/", editing.new, name="edit-deployment"),
     path("deployments/<str:name>/compare/", deployments.compare, name="compare"),
+    path("deployments/<str:name>/settings/", deployments.settings, name="deployment-settings"),
     path("deployments/<str:name>/measured/", engines.measured, name="measured"),
     path("deployments/<str:name>/rollback/", deployments.rollback_to_last, name="rollback-last"),
     path("deployments/<str:name>/stop/", deployments.stop, name="stop"),

@@ -14,7 +14,7 @@ from django.urls import reverse
 from django.views.decorators.http import require_POST
 
 from deployments import actions, pulse, queries
-from deployments.forms import OptionalReason, Reason
+from deployments.forms import DeploymentSettings, OptionalReason, Reason
 from deployments.models import Activation
 from deployments.views.page import attempt, blame, number_of, operator, page, person, show
 from mmadmin.core.errors import MmError, NotFound
@@ -249,6 +249,28 @@ def mark(request: HttpRequest, name: str, number: int) -> HttpResponse:
         f"Generation {number} is marked {word}." if word else f"Generation {number} has no mark.",
         back,
     )
+
+
+@page
+def settings(request: HttpRequest, name: str) -> HttpResponse:
+    """Change what is not part of a generation."""
+    me = operator(request)
+    of = queries.deployment(me, name).deployment
+    now = {field: getattr(of, field) for field in DeploymentSettings.base_fields}
+    form = DeploymentSettings(request.POST or None, initial=now)
+    status = 200
+    if request.method == "POST":
+        if form.is_valid():
+            try:
+                actions.configure(me, name, **form.cleaned_data)
+            except MmError as error:
+                blame(form, error)
+            else:
+                messages.success(request, f"The settings of {name} are changed.")
+                return redirect("deployment", name=name)
+        status = 422
+    context = {"nav": "overview", "name": name, "form": form}
+    return show(request, "deployment/settings.html", context, status=status)
 
 
 @require_POST

@@ -54,6 +54,7 @@ OPERATOR_PAGES = (
     f"/deployments/{NAME}/generations/2/rollback/",
     f"/deployments/{NAME}/rollback/",
     f"/deployments/{NAME}/stop/",
+    f"/deployments/{NAME}/settings/",
     "/playground/trial/",
     f"/deployments/{NAME}/edit/",
     "/store/care/gc/",
@@ -738,6 +739,23 @@ def test_an_engine_s_log_is_read_on_its_host(operator: Client, viewer: Client, s
     assert "It is on v100-box" in away
     assert f"mm logs {NAME}/5" in away
     assert operator.get(f"/deployments/{NAME}/generations/1/log/").status_code == 404
+
+
+def test_settings_that_make_no_generation(operator: Client, viewer: Client) -> None:
+    """They are shown as they are, changed at once and in the audit log; nonsense stands beside its field."""
+    page = f"/deployments/{NAME}/settings/"
+    html = operator.get(page).content.decode()
+    assert 'name="keep_generations" value="5"' in html
+    changed = {"description": "for <legal>", "keep_generations": "9"}
+    assert operator.post(page, changed)["Location"] == f"/deployments/{NAME}/"
+    of = Deployment.objects.get(name=NAME)
+    assert (of.description, of.keep_generations, of.auto_rollback) == ("for <legal>", 9, False)
+    assert "for &lt;legal&gt;" in viewer.get(f"/deployments/{NAME}/").content.decode()
+    assert AuditEvent.objects.filter(verb="deployment.configure").count() == 1
+    wrong = operator.post(page, {"keep_generations": "0"})
+    assert wrong.status_code == 422
+    assert b'class="wrong"' in wrong.content
+    assert viewer.post(page, changed).status_code == 403
 
 
 def test_a_mark_says_why(operator: Client, viewer: Client) -> None:
