@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ PAGES = (
     f"/deployments/{NAME}/",
     f"/deployments/{NAME}/generations/5/",
     f"/deployments/{NAME}/measured/",
+    f"/deployments/{NAME}/settings/",
     "/deployments/smollm2-135m/generations/1/log/",
     f"/deployments/{NAME}/compare/?a=2&b=5",
     f"/deployments/{NAME}/generations/2/rollback/",
@@ -410,3 +412,68 @@ def test_time_counts_on(site: Panel, browser: Browser) -> None:
         page.goto("/builds/7/")
         clock = page.locator('#build-head time[data-ago="since"]')
         expect(clock).not_to_have_text(clock.inner_text())
+
+
+AWKWARD = """
+from deployments import actions
+from deployments.models import *
+from django.utils import timezone
+markup = '<script>window.hacked=1</script><img src=x onerror="window.hacked=1">'
+right_to_left = "\\u0633\\u0628\\u0628 \\u0637\\u0648\\u064a\\u0644 \\u202eabc\\u202c "
+family = "\\U0001f469\\u200d\\U0001f469\\u200d\\U0001f466" * 30
+unbroken = "x" * 500
+host, ada = Host.objects.get(name="local"), User.objects.get(username="ada")
+of = Deployment.objects.create(
+    name="a" * 63, public_name="b" * 63, host=host, created_by=ada, description=markup + unbroken
+)
+parent = None
+for number, reason in enumerate([markup, right_to_left * 9, unbroken, family], 1):
+    parent = Generation.objects.create(
+        deployment=of, number=number, spec_toml="# " + markup, author=ada, reason=reason,
+        state="failed", state_reason=markup + unbroken, parent=parent, system="f" * 64 + "-s",
+        command=["llama-server", "--alias", markup + unbroken], template=markup, lock={},
+        probe_report={"rows": [{"name": markup, "state": "passed", "words": unbroken}]},
+    )
+error = {"code": "x", "message": markup, "remedy": unbroken, "details": {"log_tail": markup}}
+build = Build.objects.create(
+    deployment=of, generation=parent, spec_toml="", host=host, actor=ada, state="failed",
+    error=error, plan={"fit": [{"host": "h" * 63, "ok": False, "words": unbroken}]},
+)
+step = BuildStep.objects.create(
+    build=build, position=0, derivation="0" * 64, name="n" * 100, recipe="fetch", state="failed",
+    why=markup + unbroken, error=error,
+)
+LogChunk.objects.create(build=build, step=step, text="\\x1b[31m" + markup + unbroken + family)
+activation = Activation.objects.create(
+    deployment=of, target=parent, kind="activate", state="failed", host=host, actor=ada,
+    reason=markup + unbroken, error=error, phases=[],
+)
+Alarm.objects.create(deployment=of, generation=parent, kind="x", subject="x", message=markup + unbroken)
+AuditEvent.objects.create(actor=ada, verb="deployment.deploy", subject="x", summary=markup + unbroken)
+User.objects.create_user("u" * 150, role="viewer", email="e" * 60 + "@example.org")
+key, _ = actions.issue_key(ada, owner=(markup + right_to_left)[:128], note="y" * 255)
+here = f"/deployments/{of.name}/"
+print(
+    "/", here, f"{here}generations/2/", f"{here}generations/4/", f"{here}compare/?a=1&b=4",
+    f"{here}measured/", f"{here}edit/", f"/builds/{build.pk}/", f"/activations/{activation.pk}/",
+    f"/keys/{key.key_id}/", f"/keys/{key.key_id}/edit/", "/keys/", "/audit/", "/people/", "/builds/",
+)
+"""
+
+
+@pytest.mark.parametrize("width", [1440, 390])
+def test_awkward_words_break_nothing(browser: Browser, tmp_path: Path, width: int) -> None:
+    """Markup is text; what has no space, 500 characters or another direction stays in its place."""
+    with (
+        panel(tmp_path) as site,
+        visit(browser, site.url, "ada", width=width) as page,
+    ):
+        found = []
+        for where in site.python(AWKWARD).split():
+            page.goto(where)
+            if page.evaluate("Boolean(window.hacked)"):
+                found.append(f"{where}: its markup ran")
+            wide = page.evaluate("document.documentElement.scrollWidth")
+            if wide > width:
+                found.append(f"{where}: {wide} px wide")
+        assert not found, "\n".join(found)
