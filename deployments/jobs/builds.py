@@ -40,6 +40,7 @@ from mmadmin.core.errors import (
     SourceUnavailable,
 )
 from mmadmin.core.facts import HostFacts
+from mmadmin.core.history_file import only_the_same
 from mmadmin.core.lifecycle import GenerationState
 from mmadmin.core.lock import Lock, lock_as_json, lock_from_json
 from mmadmin.core.planner import Plan, plan
@@ -170,10 +171,12 @@ def run(recorder: Recorder[Build], hands: Hands) -> None:
     lease.announce(build)
     if generation is not None:
         recorder.phase("building")
-        system = _realise(recorder, hands, goal, store, generation)
         if again:
+            with only_the_same():
+                system = _realise(recorder, hands, goal, store, generation)
             _compare(generation, system)
             return
+        system = _realise(recorder, hands, goal, store, generation)
         _finish(recorder, generation, system, hands.describe(system))
 
 

@@ -320,9 +320,14 @@ def _go_back(fallen: Generation, words: str) -> bool:
 
 
 def _note_drift(replica: Replica, found: Mapping[str, str]) -> None:
+    """One alarm a subject; what differs otherwise than before is another alarm."""
+    told = Alarm.objects.filter(
+        deployment=replica.generation.deployment, kind=AlarmKind.DRIFT, cleared_at=None
+    )
+    same = {alarm.subject for alarm in told if found.get(alarm.subject) == alarm.message}
+    _clear(replica, AlarmKind.DRIFT, keep=tuple(same))
     for subject, words in found.items():
         _raise(replica, AlarmKind.DRIFT, subject, words)
-    _clear(replica, AlarmKind.DRIFT, keep=tuple(found))
 
 
 def _raise(replica: Replica, kind: AlarmKind, subject: str, words: str) -> None:

@@ -32,6 +32,7 @@ from deployments.queries.looking import (
 from mmadmin.core.diff import DiffRow, Side
 from mmadmin.core.diff import diff as core_diff
 from mmadmin.core.errors import NotFound
+from mmadmin.core.history_file import HISTORY_FORMAT
 from mmadmin.core.lifecycle import GenerationState
 
 
@@ -147,9 +148,6 @@ def said(actor: User, name: str, number: int) -> list[AuditEvent]:
     return list(events.select_related("actor")[:PER_PAGE])
 
 
-EXPORT_FORMAT = 1
-
-
 def export_history(actor: User, name: str) -> dict[str, Any]:
     """A deployment's whole history as JSON data: what was asked for, pinned, done, by whom, when.
 
@@ -172,7 +170,7 @@ def export_history(actor: User, name: str) -> dict[str, Any]:
     )
     activations = of.activations.select_related("target", "previous", "actor").order_by("pk").all()
     return {
-        "format": EXPORT_FORMAT,
+        "format": HISTORY_FORMAT,
         "exported_at": _iso(timezone.now()),
         "deployment": {
             "name": of.name,

@@ -35,6 +35,7 @@ from mmadmin.core.assemble import assemble
 from mmadmin.core.builder import RootClaim, StepTools, realise
 from mmadmin.core.canonical import parse
 from mmadmin.core.derivation import Derivation, thawed, topological
+from mmadmin.core.errors import MmError
 from mmadmin.core.home import Home
 from mmadmin.core.lock import Lock, lock_as_json, lock_from_json
 from mmadmin.core.planner import Plan
@@ -189,7 +190,8 @@ class Watcher:
     def step_failed(self, derivation: Derivation, error: BaseException) -> None:
         """Say which step it was; the error itself goes on."""
         self._end_bar()
-        self._line("[red]✗[/]", derivation, str(error).splitlines()[0] if str(error) else "")
+        said = error.message if isinstance(error, MmError) else str(error)
+        self._line("[red]✗[/]", derivation, said.splitlines()[0] if said else "")
         self._note(derivation, "failed")
 
     def step_compared(self, derivation: Derivation, outcome: str, words: str) -> None:
@@ -218,7 +220,8 @@ class Watcher:
             console.print(f"    {words}")
 
 
-def _tools(home: Home, watcher: Watcher) -> Callable[[Derivation, Staging, Path], StepTools]:
+def tools_of(home: Home, watcher: Watcher) -> Callable[[Derivation, Staging, Path], StepTools]:
+    """The hands of each step: its log in the store, its progress with the watcher."""
     from mmadmin.host.toolbox import HostConfig, HostToolbox
 
     def tools_for(_derivation: Derivation, staging: Staging, log_path: Path) -> StepTools:
@@ -263,7 +266,7 @@ def build(
             checks = list(_rebuilt(goal, store, home, watcher))
         else:
             root = RootClaim("build", spec.name, f"last built by mm build {file}")
-            tools = _tools(home, watcher)
+            tools = tools_of(home, watcher)
             with open_substituter(home, store) as elsewhere:
                 done = realise(goal, store, tools, watcher, root=root, substituter=elsewhere)
     if check:
@@ -308,7 +311,7 @@ def _rebuilt(goal: Derivation, store: Store, home: Home, watcher: Watcher) -> It
         if catalog.recipe(derivation.recipe).fixed_output(params) is not None:
             continue
         watcher.step_started(derivation, "again, to compare")
-        found = check_step(derivation, store, _tools(home, watcher))
+        found = check_step(derivation, store, tools_of(home, watcher))
         watcher.step_compared(derivation, found.outcome, found.words)
         yield found
 

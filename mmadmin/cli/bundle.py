@@ -13,16 +13,20 @@ import typer
 from rich.markup import escape
 
 from mmadmin.cli.output import JsonFlag, bytes_text, console, counted, emit_json
+from mmadmin.cli.rebuild import read_history
 from mmadmin.cli.records import actor
 from mmadmin.cli.store_care import progress_bar
 from mmadmin.cli.store_exchange import signing_key
 from mmadmin.cli.store_names import open_store
-from mmadmin.core.errors import Conflict, InvalidInput
+from mmadmin.core.errors import Conflict, InvalidInput, NotFound
 from mmadmin.core.home import Home
+from mmadmin.core.store import Store
 
 Folder = Annotated[Path, typer.Argument(help="The bundle's folder.", metavar="FOLDER")]
 RECORDED = ("spec_toml", "lock", "graph", "host_facts", "command", "template", "size_bytes")
 """What a generation's record says beside its system object; taken over as it is."""
+SHOWN = ("rendering", "model_report", "renders")
+"""What it says for comparisons; a bundle of an older version has none."""
 FIELDS = {"name", "number", "author", "reason", *RECORDED}
 
 
@@ -56,7 +60,7 @@ def export(
         "number": found.number,
         "author": found.author.get_username(),
         "reason": found.reason,
-        **{field: getattr(found, field) for field in RECORDED},
+        **{field: getattr(found, field) for field in (*RECORDED, *SHOWN)},
     }
     with progress_bar("exporting", quiet=as_json) as hook:
         done = export_bundle(
@@ -85,12 +89,20 @@ def export(
 
 
 def import_(
-    folder: Folder,
+    source: Annotated[
+        Path,
+        typer.Argument(help="A bundle's folder, or an exported history.", metavar="FOLDER|FILE"),
+    ],
     *,
+    generation: Annotated[
+        int | None, typer.Option(help="Which one of an exported history.", min=1)
+    ] = None,
     reason: Annotated[str, typer.Option("--reason", "-m", help="Why; kept in the history.")] = "",
     as_json: JsonFlag = False,
 ) -> None:
     """Take over an exported generation: the same bytes, ready to be activated.
+
+    Of an exported history it takes the record alone: `mm rebuild` brings the bytes before.
 
     Example: mm import /mnt/stick/smollm2 --reason "from the test machine"
     """
@@ -98,33 +110,53 @@ def import_(
     from deployments import actions
     from mmadmin.core.store.bundle import import_bundle, read_bundle
 
-    extra = _checked(read_bundle(folder).extra, folder)
     store = open_store()
-    with progress_bar("importing", quiet=as_json) as hook:
-        bundle = import_bundle(store, folder, progress=hook)
+    if source.is_file():
+        if generation is None:
+            raise InvalidInput(f"{source} is a whole history", remedy="add --generation NUMBER")
+        extra, system = _of_history(source, generation, store)
+    else:
+        extra = _checked(read_bundle(source).extra, source)
+        with progress_bar("importing", quiet=as_json) as hook:
+            system = import_bundle(store, source, progress=hook).object
     origin = f"{extra['name']}/{extra['number']} by {extra['author']}"
-    generation = actions.import_generation(
+    made = actions.import_generation(
         person,
-        system=bundle.object,
+        system=system,
         reason=reason or f"imported {origin}: {extra['reason']}".rstrip(": "),
         **{name: extra[name] for name in RECORDED},
+        **{name: extra[name] for name in SHOWN if name in extra},
     )
-    store.add_root("generation", generation.uid, bundle.object, f"generation {generation.uid}")
-    store.remove_root("imported", bundle.object)
+    store.add_root("generation", made.uid, system, f"generation {made.uid}")
+    store.remove_root("imported", system)
     if as_json:
         emit_json(
             {
-                "deployment": generation.deployment.name,
-                "number": generation.number,
-                "state": generation.state,
-                "system": generation.system,
+                "deployment": made.deployment.name,
+                "number": made.number,
+                "state": made.state,
+                "system": made.system,
             }
         )
         return
     console.print(
-        f"[bold]{escape(generation.uid)}[/] is built; make it live with: "
-        f"mm activate {escape(generation.deployment.name)} {generation.number}"
+        f"[bold]{escape(made.uid)}[/] is built; make it live with: "
+        f"mm activate {escape(made.deployment.name)} {made.number}"
     )
+
+
+def _of_history(file: Path, number: int, store: Store) -> tuple[dict[str, Any], str]:
+    """What an exported history says of a generation, and its system, which must be here."""
+    from mmadmin.core.store.verify import require_intact
+
+    recorded = read_history(file, number)
+    if store.recorded(recorded.system) is None:
+        raise NotFound(
+            f"{recorded.uid} is not in this machine's store",
+            remedy=f"make it again first: mm rebuild {file} {number}",
+        )
+    require_intact(store, recorded.system)
+    return {"name": recorded.name, **recorded.fields}, recorded.system
 
 
 def _checked(extra: Any, folder: Path) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from mmadmin.cli import (
     history,
     keys,
     logs,
+    rebuild,
     status,
     store,
     template,
@@ -101,6 +102,7 @@ for command, panel in (
     (build.plan, STORE),
     (build.build, STORE),
     (build.lock, STORE),
+    (rebuild.rebuild, STORE),
 ):
     app.command(rich_help_panel=panel)(command)
 app.command("export", rich_help_panel=STORE)(bundle.export)

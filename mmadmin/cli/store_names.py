@@ -16,17 +16,21 @@ from mmadmin.core.store import Store
 ObjectName = Annotated[
     str,
     typer.Argument(
-        help="An object's name, or the beginning of it or of its hash.", metavar="OBJECT"
+        help="An object's name, the beginning of it or of its hash, or a generation (NAME/N).",
+        metavar="OBJECT",
     ),
 ]
 ObjectNames = Annotated[
     list[str] | None,
-    typer.Argument(help="Names, or beginnings of names; else all.", metavar="OBJECT"),
+    typer.Argument(
+        help="Names, beginnings of names, or generations (NAME/N); else all.", metavar="OBJECT"
+    ),
 ]
 
 HASH, HASH_SHOWN = 64, 12
 """Digits of the hash before an object's own name, and how many of them tables show."""
 OBJECT = re.compile(r"[0-9a-f]{64}-.+")
+GENERATION = re.compile(r"[a-z0-9][a-z0-9._-]*/[1-9][0-9]*")
 SOME = 10
 """So many of them are named when a name fits several."""
 SPAN = re.compile(r"(\d+)\s*([smhdw]?)")
@@ -53,9 +57,17 @@ def object_column(heading: str = "object", *, drop: int = 0) -> Column:
 def resolve_name(store: Store, text: str) -> str:
     """The one object that is meant: by its name, its own name, or the beginning of either.
 
-    `3f1c…-model`, as narrow tables show it, is taken too. Raises `NotFound`, with those that it
-    could be.
+    `3f1c…-model`, as narrow tables show it, is taken too, and `NAME/N` for what a generation runs.
+    Raises `NotFound`, with those that it could be.
     """
+    if GENERATION.fullmatch(text):
+        for root in store.roots():
+            if (root.kind, root.key) == ("generation", text):
+                return root.object
+        raise NotFound(
+            f"this store keeps nothing for the generation {text}",
+            remedy="`mm store roots` lists what is kept",
+        )
     names = store.names()
     begin, _, end = text.partition("…")
     matches = [n for n in names if n == text or n[HASH + 1 :] == text] or [

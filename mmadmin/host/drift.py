@@ -8,11 +8,13 @@ too: the engine may still answer from its old mapping, and would fail at its nex
 from __future__ import annotations
 
 import hmac
+import json
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -58,7 +60,7 @@ def drift(
             *_command(running, launch),
             *_environment(running, launch, secret),
             *_files(system, store),
-            *_launch_file(home, uid),
+            *_launch_file(home, uid, launch, secret),
         ]
     except psutil.NoSuchProcess:
         return [Drift("process", f"{uid} ended just now")]
@@ -76,15 +78,8 @@ def _wait_for_engine(running: psutil.Process) -> bool:
 
 def _command(running: psutil.Process, launch: LaunchSpec) -> Iterator[Drift]:
     argv = running.cmdline()
-    if argv != list(launch.argv):
-        extra = [word for word in argv if word not in launch.argv]
-        gone = [word for word in launch.argv if word not in argv]
-        yield Drift(
-            "command",
-            f"it runs with {_listed(extra)} too, and without {_listed(gone)}"
-            if extra or gone
-            else "it runs with the same words in another order",
-        )
+    if words := differing(argv, launch.argv):
+        yield Drift("command", words)
     wanted = Path(launch.argv[0])
     try:
         program = Path(running.exe())
@@ -97,6 +92,39 @@ def _command(running: psutil.Process, launch: LaunchSpec) -> Iterator[Drift]:
         if argv[:1] == [str(wanted)] and program.name.startswith("python"):
             return
         yield Drift("program", f"it runs {program}, planned was {wanted}")
+
+
+def differing(found: Sequence[str], planned: Sequence[str]) -> str:
+    """How a command differs from the planned one, option by option; empty = not at all."""
+    if list(found) == list(planned):
+        return ""
+    has, wanted = _options(found), _options(planned)
+    words = [
+        f"{name} is {has[name] or 'without a value'}, planned was {value or 'without a value'}"
+        if name in has
+        else f"{name}{' ' if value else ''}{value} is missing"
+        for name, value in wanted.items()
+        if has.get(name) != value
+    ]
+    words += [
+        f"{name}{' ' if value else ''}{value} was not planned"
+        for name, value in has.items()
+        if name not in wanted
+    ]
+    return ", ".join(words) or "it has the planned words in another order"
+
+
+def _options(argv: Sequence[str]) -> dict[str, str]:
+    """Option → its words; the program first."""
+    options: dict[str, list[str]] = {}
+    name = "the program"
+    for word in argv:
+        if word.startswith("--"):
+            name = word
+            options.setdefault(name, [])
+        else:
+            options.setdefault(name, []).append(word)
+    return {option: " ".join(words) for option, words in options.items()}
 
 
 def _environment(running: psutil.Process, launch: LaunchSpec, secret: str) -> Iterator[Drift]:
@@ -146,13 +174,25 @@ def _problem(path: Path, size: int) -> str:
     return ""
 
 
-def _launch_file(home: Home, uid: str) -> Iterator[Drift]:
+def _launch_file(home: Home, uid: str, launch: LaunchSpec, secret: str) -> Iterator[Drift]:
+    """What the supervisor would start the engine from, were it to fall now."""
     path = launch_file(home, uid)
-    if not path.exists():
+    try:
+        mode = path.stat().st_mode
+        holds: Any = json.loads(path.read_text(encoding="utf-8"))
+        argv = [str(word) for word in holds["argv"]]
+        its_secret, env = str(holds["secret"]), dict(holds["env"])
+    except FileNotFoundError:
         yield Drift("launch-file", "its launch file is gone; the engine would not start again")
-    elif stat.S_IMODE(path.stat().st_mode) & 0o077:
+        return
+    except (OSError, ValueError, KeyError, TypeError):
+        yield Drift("launch-file", "its launch file is damaged; the engine would not start again")
+        return
+    if stat.S_IMODE(mode) & 0o077:
         yield Drift("launch-file", "others may read its launch file, which holds its secret")
-
-
-def _listed(words: list[str]) -> str:
-    return " ".join(words) or "nothing"
+    if words := differing(argv, launch.argv):
+        yield Drift("launch-file", f"its launch file was changed, for its next start: {words}")
+    if not hmac.compare_digest(its_secret.encode(), secret.encode()):
+        yield Drift("launch-file", "its launch file has another secret than the gate uses")
+    if env != dict(launch.env):
+        yield Drift("launch-file", "its launch file has another environment than planned")

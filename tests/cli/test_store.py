@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from mmadmin.cli.store import app
 from mmadmin.cli.store_names import bytes_of, resolve_name, seconds_of
-from mmadmin.core.errors import MmError
+from mmadmin.core.errors import MmError, NotFound
 from mmadmin.core.store import Realisation, Store, StoreObject
 from mmadmin.host.substitute import serve
 from tests.core.store.test_verify import flip
@@ -48,6 +48,10 @@ def test_a_name_may_be_shortened(store: Store, model: StoreObject) -> None:
     longer = add(store, "model-Q8_0", {"m.gguf": b"other weights"})
     assert resolve_name(store, "model") == model.name, "an own name goes before a beginning"
     assert resolve_name(store, "model-") == longer.name
+    store.add_root("generation", "smol/2", longer.name, "generation smol/2")
+    assert resolve_name(store, "smol/2") == longer.name
+    with pytest.raises(NotFound, match="keeps nothing for the generation smol/3"):
+        resolve_name(store, "smol/3")
     with pytest.raises(MmError, match="2 objects are called 'mod'") as caught:
         resolve_name(store, "mod")
     assert f"{model.name[:12]}…-model (6.8 KiB)" in caught.value.remedy

@@ -271,6 +271,12 @@ def test_drift_raises_an_alarm_until_it_is_gone(two: Deployment) -> None:
         "file",
         "model.gguf was deleted",
     )
+    machines.tell("drift", {"file": "model.gguf was written to"})
+    tasks.watch_engines()
+    alarm.refresh_from_db()
+    assert alarm.cleared_at is not None, "it says something else now: an alarm is never edited"
+    alarm = Alarm.objects.get(cleared_at=None)
+    assert alarm.message == "model.gguf was written to"
     machines.tell("drift", {})
     tasks.watch_engines()
     alarm.refresh_from_db()

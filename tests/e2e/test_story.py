@@ -33,6 +33,7 @@ def test_deploy_change_roll_back(site: Installation, tmp_path: Path) -> None:
         "live_generation": 1,
         "newest_generation": 1,
         "state": "live",
+        "alarms": [],
     }
     key = site.key()
     assert site.answered(key, NAME) == f"{NAME}/1"

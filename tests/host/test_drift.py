@@ -12,7 +12,7 @@ import pytest
 from mmadmin.core.engine import System
 from mmadmin.core.store import Store
 from mmadmin.host import engine_process
-from mmadmin.host.drift import drift
+from mmadmin.host.drift import differing, drift
 from tests.host.test_engine_process import SECRET, home, port, stub, uid
 
 __all__ = ["home", "port", "uid"]
@@ -72,20 +72,48 @@ def test_an_engine_as_planned_has_no_drift(look):
 
 
 def test_another_command_is_told(look):
-    """An option more, an option less."""
+    """What runs, and what its next start would run."""
     made, found = look
-    planned = replace(made, argv=[*made.argv, "--jinja"])
-    assert found(planned) == [("command", "it runs with nothing too, and without --jinja")]
+    planned = replace(made, argv=[*made.argv, "--jinja", "--temp", "0.5"])
+    less = "--jinja is missing, --temp 0.5 is missing"
+    assert found(planned) == [
+        ("command", less),
+        ("launch-file", f"its launch file was changed, for its next start: {less}"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("runs", "words"),
+    [
+        ("engine --port 1 --jinja --temp 0.5", ""),
+        ("engine --port 1 --jinja --temp 1.9", "--temp is 1.9, planned was 0.5"),
+        ("engine --port 1 --temp 0.5", "--jinja is missing"),
+        ("engine --port 1 --jinja --temp 0.5 --swa-full", "--swa-full was not planned"),
+        ("engine --port 1 --jinja on --temp 0.5", "--jinja is on, planned was without a value"),
+        (
+            "other --port 1 --jinja --temp",
+            "the program is other, planned was engine, --temp is without a value, planned was 0.5",
+        ),
+        ("engine --jinja --port 1 --temp 0.5", "it has the planned words in another order"),
+    ],
+)
+def test_a_command_differs_option_by_option(runs, words):
+    """Each by its name, with what it is and what was planned."""
+    assert differing(runs.split(), ["engine", "--port", "1", "--jinja", "--temp", "0.5"]) == words
 
 
 def test_another_secret_or_environment_is_told_without_the_secret(look):
     """The gate would get 401; an operator must not read the secret in an alarm."""
     made, found = look
     assert found(secret="other") == [
-        ("environment", "its secret is not the one that the gate uses")
+        ("environment", "its secret is not the one that the gate uses"),
+        ("launch-file", "its launch file has another secret than the gate uses"),
     ]
     planned = replace(made, env={"CUDA_VISIBLE_DEVICES": "0"})
-    assert found(planned) == [("environment", "CUDA_VISIBLE_DEVICES is not set, planned was 0")]
+    assert found(planned) == [
+        ("environment", "CUDA_VISIBLE_DEVICES is not set, planned was 0"),
+        ("launch-file", "its launch file has another environment than planned"),
+    ]
 
 
 def test_files_under_a_live_engine_are_watched(look, system):
@@ -118,6 +146,12 @@ def test_the_launch_file_is_watched(look, home, uid):
     path = engine_process.launch_file(home, uid)
     path.chmod(0o644)
     assert "others may read" in found()[0][1]
+    path.chmod(0o600)
+    as_planned = path.read_text()
+    path.write_text("{")
+    assert found()[0][1].startswith("its launch file is damaged")
+    path.write_text(as_planned)
+    assert found() == []
     path.unlink()
     assert found() == [("launch-file", "its launch file is gone; the engine would not start again")]
 
@@ -126,5 +160,5 @@ def test_a_program_that_is_gone_is_told(look, tmp_path):
     """The planned program no longer exists."""
     made, found = look
     planned = replace(made, argv=[str(tmp_path / "gone"), *made.argv[1:]])
-    assert [what for what, _words in found(planned)] == ["command", "program"]
+    assert [what for what, _words in found(planned)] == ["command", "program", "launch-file"]
     assert Path(sys.executable).exists()

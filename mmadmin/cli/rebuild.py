@@ -1,0 +1,127 @@
+"""`mm rebuild`: a generation's objects once more, from what was recorded of it.
+
+From the records of this installation its host's worker does it; from an exported history `mm`
+itself, into this machine's store, which may be empty: depots are asked first, sources are fetched
+by their digests, and what comes out must be what it was.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.markup import escape
+
+from mmadmin.cli.build import tools_of, watching
+from mmadmin.cli.deployments import Detach, Number, going_on
+from mmadmin.cli.output import JsonFlag, console, emit_json
+from mmadmin.cli.records import actor
+from mmadmin.core.builder import RootClaim, realise
+from mmadmin.core.errors import DigestMismatch, InvalidInput, NotFound
+from mmadmin.core.history_file import (
+    ELSEWHERE,
+    RecordedGeneration,
+    only_the_same,
+    recorded_generation,
+)
+from mmadmin.core.home import Home
+from mmadmin.core.store import Store
+
+if TYPE_CHECKING:
+    from deployments.models import Build
+
+
+def rebuild(
+    which: Annotated[
+        str, typer.Argument(help="A deployment, or an exported history.", metavar="NAME|FILE")
+    ],
+    number: Number,
+    *,
+    detach: Detach = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Make a generation's objects again from its record: the same hashes, or an error.
+
+    For one whose objects were let go or damaged, or from an exported history on another machine,
+    whose store may be empty. Depots are asked first; else its pinned sources are fetched and its
+    steps done once more. Its place in the history does not change.
+
+    Example: mm rebuild smollm2-135m 1
+    """
+    path = Path(which)
+    if path.is_file():
+        if detach:
+            raise InvalidInput(
+                "a history is rebuilt here and now", remedy="leave --detach out, or use nohup"
+            )
+        _from_history(read_history(path, number), path, as_json=as_json)
+        return
+    if path.suffix or len(path.parts) > 1:  # no deployment is called so
+        raise NotFound(
+            f"there is no file {which}",
+            remedy="give a deployment's name, or what `mm history NAME --export FILE` wrote",
+        )
+    _from_records(which, number, detach=detach, as_json=as_json)
+
+
+def read_history(path: Path, number: int) -> RecordedGeneration:
+    """A generation of an exported history."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidInput(f"{path} cannot be read: {error}") from error
+    return recorded_generation(text, number, str(path))
+
+
+def _from_records(name: str, number: int, *, detach: bool, as_json: bool) -> None:
+    person = actor()
+    from deployments import actions
+    from mmadmin.cli.follow import follow_build
+
+    build: Build = actions.rebuild(person, name, number)
+    if not detach:
+        with going_on(f"build {build.pk}"):
+            follow_build(build.pk, quiet=as_json)
+        build.refresh_from_db()
+    system = build.generation.system if build.generation else ""
+    if as_json:
+        emit_json({"build": build.pk, "state": build.state, "system": system})
+    elif not detach:
+        console.print(f"[bold]{escape(f'{name}/{number}')}[/] came out as before: {system}")
+    else:
+        console.print(f"build {build.pk} is queued; watch it: mm follow {escape(name)}")
+
+
+def _from_history(recorded: RecordedGeneration, path: Path, *, as_json: bool) -> None:
+    from mmadmin.host.substitute import open_substituter
+
+    home = Home.from_env()
+    home.store.mkdir(parents=True, exist_ok=True)
+    store = Store(home.store)
+    root = RootClaim("build", recorded.uid, f"made again by mm rebuild {path} {recorded.number}")
+    with watching(quiet=as_json) as watcher, open_substituter(home, store) as elsewhere:
+        tools = tools_of(home, watcher)
+        with only_the_same():
+            done = realise(recorded.goal, store, tools, watcher, root=root, substituter=elsewhere)
+    if done.object != recorded.system:
+        raise DigestMismatch(
+            f"{recorded.uid} came out as {done.object} instead of {recorded.system}",
+            remedy=f"a step does not make the same bytes on this machine: {ELSEWHERE}",
+            expected=recorded.system,
+            actual=done.object,
+        )
+    if as_json:
+        emit_json(
+            {
+                "generation": recorded.uid,
+                "system": done.object,
+                "path": str(store.object_path(done.object)),
+                "steps": watcher.steps,
+            }
+        )
+        return
+    console.print(f"\n[bold]{escape(recorded.uid)}[/] came out as before: {done.object}")
+    console.print(
+        f"[dim]to serve it here: mm import {escape(str(path))} --generation {recorded.number}[/]"
+    )
