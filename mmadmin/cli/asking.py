@@ -11,9 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rich.markup import escape
-
-from mmadmin.cli.output import errors
+from mmadmin.cli.output import errors, escape
 
 if TYPE_CHECKING:
     from mmadmin.host.hub import Hub

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.markup import escape
 from rich.progress import (
     BarColumn,
     Progress,
@@ -28,7 +27,7 @@ from rich.progress import (
 
 from mmadmin.cli.asking import asking, hub_for
 from mmadmin.cli.deployments import SpecFile, read_spec
-from mmadmin.cli.output import JsonFlag, bytes_text, console, emit_json, seconds_text
+from mmadmin.cli.output import JsonFlag, bytes_text, console, emit_json, escape, seconds_text
 from mmadmin.cli.tables import Column, table
 from mmadmin.core import catalog
 from mmadmin.core.assemble import assemble

@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.markup import escape
 
 from mmadmin.cli import installation
-from mmadmin.cli.output import JsonFlag, console, emit_json
+from mmadmin.cli.output import JsonFlag, console, emit_json, escape
 from mmadmin.cli.up import PASSWORD_BYTES, STOP_DEADLINE_S, ensure_admin, migrate
 from mmadmin.core.errors import InvalidInput, NotFound, Unreachable
 from mmadmin.core.home import Home, Ports

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.markup import escape
 
 from mmadmin.cli.output import (
     JsonFlag,
     console,
     emit_json,
     errors,
+    escape,
     seconds_text,
     styled,
 )

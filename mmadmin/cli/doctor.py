@@ -7,10 +7,9 @@ import sys
 from typing import TYPE_CHECKING
 
 import typer
-from rich.markup import escape
 
 from mmadmin.cli.installation import is_set_up
-from mmadmin.cli.output import JsonFlag, console, counted, emit_json
+from mmadmin.cli.output import JsonFlag, console, counted, emit_json, escape
 from mmadmin.cli.tables import Column, table
 from mmadmin.core.errors import MmError, Unreachable
 from mmadmin.core.home import Home, Ports

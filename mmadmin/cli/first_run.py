@@ -13,13 +13,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import httpx
-from rich.markup import escape
 
 from deployments import actions
 from deployments.models import Build, Deployment, Generation
 from mmadmin.cli.follow import follow_activation, follow_to_live
 from mmadmin.cli.installation import CHECKOUT, gate_url
-from mmadmin.cli.output import console
+from mmadmin.cli.output import console, escape
 from mmadmin.cli.records import actor
 from mmadmin.cli.up import remember_state, remembered_state
 from mmadmin.core.errors import Unreachable

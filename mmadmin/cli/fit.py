@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.markup import escape
 
 from mmadmin.cli.asking import asking, hub_for
 from mmadmin.cli.deployments import SpecFile, read_spec
-from mmadmin.cli.output import JsonFlag, bytes_text, console, counted, emit_json
+from mmadmin.cli.output import JsonFlag, bytes_text, console, counted, emit_json, escape
 from mmadmin.cli.tables import Column, table
 from mmadmin.core.described_host import described_host
 from mmadmin.core.engine import Options

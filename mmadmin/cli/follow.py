@@ -16,12 +16,11 @@ from typing import TypeVar
 from django.utils import timezone
 from rich.console import Group, RenderableType
 from rich.live import Live
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
 from deployments.models import Activation, Build, BuildStep, LogChunk, StepState, Trial
-from mmadmin.cli.output import bytes_text, console, seconds_text, styled
+from mmadmin.cli.output import bytes_text, console, escape, plain, seconds_text, styled
 from mmadmin.core.errors import Cancelled, MmError
 from mmadmin.core.lifecycle import ENDED, JobState
 
@@ -151,7 +150,7 @@ def _build_picture(build: Build, steps: list[BuildStep], waited: float) -> Rende
         return Text(f"  build {build.pk}: {words or 'begins'} ({seconds_text(waited)})")
     running = next((s for s in steps if s.state == StepState.RUNNING), None)
     last = _last_line(step=running) if running else ""
-    return Group(grid, Text(f"    {last}"[: console.width - 1], style="dim", no_wrap=True))
+    return Group(grid, Text(f"    {plain(last)}"[: console.width - 1], style="dim", no_wrap=True))
 
 
 def _last_line(*, step: BuildStep) -> str:

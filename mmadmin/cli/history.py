@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from rich.markup import escape
 
 from mmadmin.cli.deployments import Name, Number, Reason
 from mmadmin.cli.output import (
@@ -24,6 +23,7 @@ from mmadmin.cli.output import (
     console,
     emit_json,
     errors,
+    escape,
     seconds_text,
     styled,
     when_text,

@@ -7,10 +7,9 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.markup import escape
 
 from mmadmin.cli.installation import gate_url
-from mmadmin.cli.output import JsonFlag, console, emit_json, styled, when_text
+from mmadmin.cli.output import JsonFlag, console, emit_json, escape, styled, when_text
 from mmadmin.cli.records import actor
 from mmadmin.cli.tables import Column, table
 from mmadmin.core.home import Ports

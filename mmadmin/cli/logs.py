@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from mmadmin.cli.output import JsonFlag, emit_json
+from mmadmin.cli.output import JsonFlag, coloured, emit_json
 from mmadmin.cli.records import actor
 from mmadmin.core.errors import NotFound
 from mmadmin.core.home import Home
@@ -58,7 +58,7 @@ def logs(
         emit_json({"path": str(path), "lines": tail(path, lines)})
         return
     for line in tail(path, lines):
-        sys.stdout.write(line + "\n")
+        sys.stdout.write(coloured(line) + "\n")
     if follow:
         _follow_file(path)
 
@@ -111,7 +111,7 @@ def _follow_file(path: Path, *, until: Callable[[], bool] = lambda: False) -> No
         while not until():
             text = file.read()
             if text:
-                sys.stdout.write(text.decode(errors="replace"))
+                sys.stdout.write(coloured(text.decode(errors="replace")))
                 sys.stdout.flush()
                 continue
             time.sleep(POLL_S)
@@ -121,7 +121,7 @@ def _follow_file(path: Path, *, until: Callable[[], bool] = lambda: False) -> No
 
 
 def _follow_file_from_start(path: Path, until: Callable[[], bool]) -> None:
-    sys.stdout.write(path.read_text(encoding="utf-8", errors="replace"))
+    sys.stdout.write(coloured(path.read_text(encoding="utf-8", errors="replace")))
     _follow_file(path, until=until)
 
 
@@ -147,7 +147,7 @@ def _job_log(build: int, activation: int, *, follow: bool, as_json: bool) -> Non
             if as_json:
                 shown.extend(chunk.text.splitlines())
             else:
-                sys.stdout.write(chunk.text if chunk.text.endswith("\n") else chunk.text + "\n")
+                sys.stdout.write(coloured(chunk.text.removesuffix("\n")) + "\n")
         sys.stdout.flush()
         if chunks:
             continue

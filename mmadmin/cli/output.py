@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import json
+import re
 import sys
 from dataclasses import asdict, is_dataclass
 from datetime import UTC, datetime
@@ -16,8 +17,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich import markup
 from rich.console import Console
-from rich.markup import escape
 
 from mmadmin.core.errors import DiskFull, MmError
 
@@ -52,6 +53,35 @@ STATE_STYLES = {
 }
 
 
+CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+"""What moves a terminal's cursor, sets its title, or turns its lines round."""
+COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def plain(text: str) -> str:
+    """Text of others that a terminal can be given: no colours, control characters by number."""
+    return CONTROL.sub(_numbered, COLOURS.sub("", text))
+
+
+def coloured(text: str) -> str:
+    """The same with its colours, for logs; as it is where the output is no terminal."""
+    if not sys.stdout.isatty():
+        return text
+    parts = COLOURS.split(text)
+    kept = [*COLOURS.findall(text), ""]
+    return "".join(CONTROL.sub(_numbered, part) + k for part, k in zip(parts, kept, strict=True))
+
+
+def escape(text: str) -> str:
+    """Text of others within markup: what looks like markup is shown, and it is `plain`."""
+    return markup.escape(plain(text))
+
+
+def _numbered(match: re.Match[str]) -> str:
+    code = ord(match[0])
+    return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"  # noqa: PLR2004 (a byte)
+
+
 def styled(state: str) -> str:
     """A state's word in its colour."""
     style = STATE_STYLES.get(state.lower())
@@ -75,7 +105,8 @@ def _plain(value: Any) -> Any:
 def emit_json(value: Any, *, failed: bool = False) -> None:
     """Print one JSON document: to stdout, or to stderr when it says what went wrong."""
     out = sys.stderr if failed else sys.stdout
-    out.write(json.dumps(value, indent=2, ensure_ascii=False, default=_plain) + "\n")
+    text = json.dumps(value, indent=2, ensure_ascii=False, default=_plain)
+    out.write(CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text) + "\n")
 
 
 def seconds_text(seconds: float) -> str:

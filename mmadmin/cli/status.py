@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import typer
-from rich.markup import escape
 
 from mmadmin.cli import installation
 from mmadmin.cli.doctor import of_the_database
@@ -17,6 +16,7 @@ from mmadmin.cli.output import (
     JsonFlag,
     console,
     emit_json,
+    escape,
     report,
     seconds_text,
     styled,

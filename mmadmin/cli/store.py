@@ -6,10 +6,9 @@ import sys
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 
 from mmadmin.cli import store_care, store_exchange
-from mmadmin.cli.output import JsonFlag, bytes_text, console, counted, emit_json
+from mmadmin.cli.output import JsonFlag, bytes_text, console, counted, emit_json, escape
 from mmadmin.cli.store_names import ObjectName, object_column, open_store, resolve_name
 from mmadmin.cli.tables import Column, table
 from mmadmin.core.errors import InvalidInput, NotFound

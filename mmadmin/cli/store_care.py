@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from mmadmin.cli.installation import is_set_up
@@ -20,6 +19,7 @@ from mmadmin.cli.output import (
     counted,
     emit_json,
     errors,
+    escape,
     seconds_text,
 )
 from mmadmin.cli.records import connect

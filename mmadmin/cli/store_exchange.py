@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 
-from mmadmin.cli.output import JsonFlag, bytes_text, console, counted, emit_json, errors
+from mmadmin.cli.output import JsonFlag, bytes_text, console, counted, emit_json, errors, escape
 from mmadmin.cli.store_care import progress_bar
 from mmadmin.cli.store_names import object_column, open_store, resolve_name
 from mmadmin.cli.tables import Column, table

@@ -70,7 +70,7 @@ def terminal_width() -> int | None:
 
 def layout(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int | None) -> Layout:
     """Rows as lines of at most `width` cells, as far as what must stay whole allows; None = any."""
-    body = [[Text.from_markup(cell) for cell in row] for row in rows]
+    body = [[Text.from_markup(cell.replace("\t", " ")) for cell in row] for row in rows]
     if width is None:
         body = [[Text("; ").join(cell.split("\n")) for cell in row] for row in body]
         shown = [_Shown(c, [row[n] for row in body]) for n, c in enumerate(columns)]

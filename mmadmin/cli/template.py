@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.markup import escape
 
 from mmadmin.cli.deployments import read_spec
 from mmadmin.cli.history import show_line
-from mmadmin.cli.output import JsonFlag, console, emit_json
+from mmadmin.cli.output import JsonFlag, coloured, console, emit_json, escape
 from mmadmin.cli.records import actor
 from mmadmin.cli.tables import Column, table
 from mmadmin.core.errors import InvalidInput, NotFound
@@ -44,7 +43,7 @@ def show(which: WhichTemplate, *, generation: Number = None, as_json: JsonFlag =
     if as_json:
         emit_json({"sha256": hashlib.sha256(text.encode()).hexdigest(), "template": text})
     else:
-        sys.stdout.write(text.rstrip("\n") + "\n")
+        sys.stdout.write(coloured(text.rstrip("\n")) + "\n")
 
 
 @app.command(name="test")

@@ -17,9 +17,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Group
 from rich.live import Live
-from rich.markup import escape
 
-from mmadmin.cli.output import JsonFlag, console, emit_json, seconds_text
+from mmadmin.cli.output import JsonFlag, console, emit_json, escape, seconds_text
 from mmadmin.cli.tables import Column, live_table
 from mmadmin.core.access import prefix
 from mmadmin.core.errors import Unreachable

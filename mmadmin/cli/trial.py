@@ -6,10 +6,9 @@ import time
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.markup import escape
 
 from mmadmin.cli.deployments import Detach, Name, Reason, going_on
-from mmadmin.cli.output import JsonFlag, console, emit_json, seconds_text, styled
+from mmadmin.cli.output import JsonFlag, console, emit_json, escape, seconds_text, styled
 from mmadmin.cli.records import actor
 from mmadmin.core.errors import NotFound
 from mmadmin.core.trial import MINUTES, MOST_MINUTES, WORDS, Phase, Standing

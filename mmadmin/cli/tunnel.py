@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 
-from mmadmin.cli.output import JsonFlag, console, emit_json
+from mmadmin.cli.output import JsonFlag, console, emit_json, escape
 from mmadmin.cli.tables import Column, table
 from mmadmin.core.home import Home, Ports
 

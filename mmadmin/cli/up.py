@@ -15,10 +15,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.markup import escape
 
 from mmadmin.cli import installation
-from mmadmin.cli.output import JsonFlag, console, emit_json, seconds_text
+from mmadmin.cli.output import JsonFlag, console, emit_json, escape, seconds_text
 from mmadmin.cli.status import status_of
 from mmadmin.core.errors import Unreachable
 from mmadmin.core.home import Home, Ports

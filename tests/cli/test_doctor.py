@@ -102,7 +102,5 @@ def test_status_says_what_it_knows_without_its_database(tmp_path: Path) -> None:
     told = mm(tmp_path, "status", "--json")
     assert told.returncode == 1
     document = json.loads(told.stdout)
-    assert (
-        document["database"]["message"] == "the database cannot be used: SQLite lacks 1 migration"
-    )
+    assert re.fullmatch(words, document["database"]["message"])
     assert (document["deployments"], document["services"]) == ([], [])
