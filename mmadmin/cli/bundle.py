@@ -11,12 +11,8 @@ from typing import Annotated, Any
 
 import typer
 
-<<<<<<< mmadmin/cli/bundle.py
 from mmadmin.cli.output import JsonFlag, bytes_text, console, counted, emit_json, escape
-=======
-from mmadmin.cli.output import JsonFlag, bytes_text, console, counted, emit_json
 from mmadmin.cli.rebuild import read_history
->>>>>>> /tmp/mmB/theirs.txt
 from mmadmin.cli.records import actor
 from mmadmin.cli.store_care import progress_bar
 from mmadmin.cli.store_exchange import signing_key
