@@ -270,8 +270,11 @@ class Engines:
             self.recorder.log(f"{replica.uid} has ended")
 
 
-def note_process(replica: Replica, process: Incarnation) -> None:
-    """Write down which process the replica is now."""
+def note_process(replica: Replica, process: Incarnation | None) -> None:
+    """Write down which process the replica is now; None = none."""
+    if process is None:
+        Replica.objects.filter(pk=replica.pk).update(pid=None)
+        return
     Replica.objects.filter(pk=replica.pk).update(
         pid=process.pid, started=process.started, boot=process.boot
     )

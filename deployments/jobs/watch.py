@@ -142,16 +142,15 @@ def _end_leftover(replica: Replica, hands: Hands) -> None:
 def _look_at(replica: Replica, hands: Hands, view: gates.GateView | None) -> None:
     launch = hands.launch(replica.generation, seat_of(replica))
     process = hands.process(replica)
-    fell = False
-    if process is not None and process != replica.process:
-        fell = replica.process is not None
+    fell = replica.process is not None and process != replica.process
+    if process != replica.process:
         note_process(replica, process)
+    if fell:
+        _fell(replica, process, launch, hands)
+        return
     _note_drift(replica, hands.drift(replica, launch))
     if process is None:
         _not_alive(replica, launch, hands, "its process does not run")
-        return
-    if fell:
-        _fell(replica, process, launch, hands)
         return
     if hands.loading(replica, launch):
         return
@@ -167,9 +166,11 @@ def _look_at(replica: Replica, hands: Hands, view: gates.GateView | None) -> Non
         _ask(replica, launch, hands)
 
 
-def _fell(replica: Replica, process: Incarnation, launch: LaunchSpec, hands: Hands) -> None:
-    """Its process ended, and the supervisor has started it again."""
-    if _started_with_us(process):  # everything was started anew: that is no fall of its own
+def _fell(replica: Replica, process: Incarnation | None, launch: LaunchSpec, hands: Hands) -> None:
+    """Its process ended, and the supervisor has started it again, or is about to."""
+    if process is not None and _started_with_us(
+        process
+    ):  # everything was started anew: that is no fall of its own
         _not_alive(replica, launch, hands, "its process was started again")
         return
     now = timezone.now()
@@ -177,7 +178,8 @@ def _fell(replica: Replica, process: Incarnation, launch: LaunchSpec, hands: Han
     falls = replica.falls + 1 if soon else 1
     Replica.objects.filter(pk=replica.pk).update(falls=falls, fell_at=now)
     if falls < FALLS_ALLOWED:
-        _not_alive(replica, launch, hands, "its process ended and was started again")
+        mended = " and was started again" if process is not None else ""
+        _not_alive(replica, launch, hands, f"its process ended{mended}")
         return
     words = f"its process ended {falls} times, each soon after the other"
     Replica.objects.filter(pk=replica.pk).update(failures=1)  # asked at the next look
@@ -291,8 +293,8 @@ def _go_back(fallen: Generation, words: str) -> bool:
     if last.ended_at is None or last.ended_at + window < timezone.now():
         return False
     before = last.previous
-    if before.state != GenerationState.RETIRED or last.kind == ActivationKind.STOP:
-        return False
+    if before.state != GenerationState.RETIRED or last.kind != ActivationKind.ACTIVATE:
+        return False  # what a roll-back has left is nothing to go back to
     reason = f"by itself: {fallen.uid} fell: {words}"
     try:
         with transaction.atomic():

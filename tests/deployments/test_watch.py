@@ -153,6 +153,43 @@ def test_one_that_falls_again_and_again_is_rolled_back(two: Deployment) -> None:
     assert restarted() == 0
 
 
+def test_a_fall_that_is_seen_twice_is_one(two: Deployment) -> None:
+    """A look may come before the supervisor has started it again: the next look sees it work."""
+    tasks.watch_engines()
+    engines = machines.told("engines")
+    machines.tell("engines", {})
+    tasks.watch_engines()
+    machines.tell("started", 100)
+    machines.tell("engines", engines)
+    tasks.watch_engines()
+    assert not Alarm.objects.exists()
+    assert Replica.objects.get(generation__number=2).failures == 0
+    assert restarted() == 0
+
+
+def test_nothing_goes_back_to_what_a_roll_back_left(two: Deployment) -> None:
+    """It was left for a reason: the one that falls then is restarted where it is."""
+    tasks.run_activation(
+        actions.rollback(two.live.activations.get().actor, "smol", reason="2 is bad").pk
+    )
+    machines.tell("hangs", ["smol/1"])
+    tasks.watch_engines()
+    tasks.watch_engines()
+    assert not Activation.objects.filter(actor=None).exists()
+    assert restarted() == 1
+
+
+def test_one_that_is_just_being_started_has_not_drifted(two: Deployment) -> None:
+    """The supervisor's child becomes the engine a moment after it was started."""
+    tasks.watch_engines()
+    machines.tell("started", 100)
+    machines.tell("drift", {"program": "it runs the launcher"})
+    tasks.watch_engines()
+    assert not Alarm.objects.exists()
+    tasks.watch_engines()
+    assert Alarm.objects.get().kind == "drift"
+
+
 @pytest.mark.parametrize("why", ["off", "seldom", "with the supervisor"])
 def test_one_that_falls_and_stays(
     two: Deployment, monkeypatch: pytest.MonkeyPatch, why: str
