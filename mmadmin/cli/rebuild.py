@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.markup import escape
 
 from mmadmin.cli.build import tools_of, watching
 from mmadmin.cli.deployments import Detach, Number, going_on
-from mmadmin.cli.output import JsonFlag, console, emit_json
+from mmadmin.cli.output import JsonFlag, console, emit_json, escape
 from mmadmin.cli.records import actor
 from mmadmin.core.builder import RootClaim, realise
 from mmadmin.core.errors import DigestMismatch, InvalidInput, NotFound
