@@ -13,7 +13,9 @@ import logging
 from datetime import datetime, timedelta
 from typing import Any, Literal, cast
 
+from django.conf import settings
 from django.contrib.auth import authenticate
+from django.core.exceptions import RequestDataTooBig
 from django.http import Http404, HttpRequest, HttpResponse
 from django.views.decorators.csrf import csrf_exempt
 from ninja import NinjaAPI, Router, Status
@@ -120,6 +122,17 @@ def _unauthenticated(request: HttpRequest, error: AuthenticationError) -> HttpRe
 def _http_error(request: HttpRequest, error: HttpError) -> HttpResponse:
     code = "refused" if error.status_code == 403 else "invalid_input"  # noqa: PLR2004
     return failure(request, error.status_code, code, str(error))
+
+
+@api.exception_handler(RequestDataTooBig)
+def _too_big(request: HttpRequest, error: RequestDataTooBig) -> HttpResponse:  # noqa: ARG001
+    return failure(
+        request,
+        413,
+        "invalid_input",
+        f"the body is larger than {settings.DATA_UPLOAD_MAX_MEMORY_SIZE} bytes",
+        remedy="deployment files and notes are small: send less",
+    )
 
 
 @api.exception_handler(Http404)

@@ -68,8 +68,9 @@ class Deployment(models.Model):
     """Something that is served under a public name; its generations are its history."""
 
     name = models.CharField(max_length=63, unique=True)
-    public_name = models.CharField(max_length=128, unique=True)
-    """The model name that clients send: that of the generation which went live last."""
+    public_name = models.CharField(max_length=128)
+    """The model name that clients send: that of the generation which went live last, or, until one
+    has, of the newest. No two that are not archived have the same."""
     description = models.TextField(blank=True)
     host = models.ForeignKey(Host, on_delete=models.PROTECT, related_name="deployments")
     live = models.ForeignKey(
@@ -86,6 +87,13 @@ class Deployment(models.Model):
 
     class Meta:
         ordering: ClassVar[list[str]] = ["name"]
+        constraints: ClassVar[list[Any]] = [
+            models.UniqueConstraint(
+                fields=["public_name"],
+                condition=Q(archived_at=None),
+                name="one_deployment_a_model_name",
+            ),
+        ]
 
     def __str__(self) -> str:
         return self.name
@@ -93,7 +101,8 @@ class Deployment(models.Model):
     @classmethod
     def called(cls, public_name: str, *, but: str) -> Deployment | None:
         """The deployment that clients call so, if it is another one than `but`."""
-        return cls.objects.filter(public_name=public_name).exclude(name=but).first()
+        named = cls.objects.filter(public_name=public_name, archived_at=None)
+        return named.exclude(name=but).first()
 
     def rollback_target(self) -> Generation | None:
         """What a roll-back without a number brings back: the last that was live and is not bad.

@@ -111,7 +111,7 @@ def import_generation(
 def _deployment_for(actor: User, spec: Spec) -> Deployment:
     """The spec's deployment, created or brought up to date, its row locked.
 
-    What clients call it changes when the generation goes live, not before.
+    What clients call it changes when the generation goes live; until one has, at once.
     """
     host = _host_for(spec)
     deployment = (
@@ -124,7 +124,7 @@ def _deployment_for(actor: User, spec: Spec) -> Deployment:
     if taken is not None:
         raise Conflict(
             f"the model name {spec.public_name!r} is taken by the deployment {taken.name}",
-            remedy="choose another public_name",
+            remedy=f"choose another public_name, or archive {taken.name} if nobody needs it",
         )
     if deployment is None:
         try:
@@ -150,10 +150,17 @@ def _deployment_for(actor: User, spec: Spec) -> Deployment:
             f"{deployment.name} lives on the host {deployment.host}",
             remedy="deploy it under another name to serve it from another host",
         )
+    if not Transition.objects.filter(
+        generation__deployment=deployment, after=GenerationState.LIVE
+    ).exists():  # no client knows it yet
+        deployment.public_name = spec.public_name
+        transaction.on_commit(feed.publish_snapshot)
     deployment.description = spec.description
     deployment.auto_rollback = spec.activation.auto_rollback
     deployment.keep_generations = spec.keep.generations
-    deployment.save(update_fields=["description", "auto_rollback", "keep_generations"])
+    deployment.save(
+        update_fields=["public_name", "description", "auto_rollback", "keep_generations"]
+    )
     return deployment
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import httpx
 from asgiref.sync import sync_to_async
 from django.conf import settings
+from django.core.exceptions import RequestDataTooBig
 from django.http import (
     HttpRequest,
     HttpResponse,
@@ -37,7 +38,6 @@ from mmadmin.core.errors import HTTP_STATUS, MmError
 
 RENEW_S = 300
 """A key that ends sooner than this is replaced before it is used."""
-BODY_LIMIT_BYTES = 16 * 2**20
 TIMEOUT = httpx.Timeout(connect=5, read=None, write=60, pool=5)
 REASON_SHOWN = 80
 """Characters of a generation's reason in a choice."""
@@ -134,14 +134,16 @@ async def chat(request: HttpRequest) -> HttpResponseBase:
         return _failure(401, "you are not logged in", "log in again in another tab")
     if request.method != "POST":
         return HttpResponse(status=405)
-    if len(request.body) > BODY_LIMIT_BYTES:
+    try:
+        body = request.body
+    except RequestDataTooBig:
         return _failure(413, "this conversation is too long for the playground", "begin a new one")
     try:
         key = await sync_to_async(_key_of)(user)
     except MmError as error:
         return _failure(HTTP_STATUS.get(error.code, 400), error.message, error.remedy)
     await let_go(request)  # the engine may take minutes
-    return await _relay(request.body, key, request.META.get("HTTP_USER_AGENT", ""))
+    return await _relay(body, key, request.META.get("HTTP_USER_AGENT", ""))
 
 
 def _key_of(user: User) -> str:

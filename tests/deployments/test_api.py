@@ -302,6 +302,12 @@ def test_bad_input(world: World) -> None:
     check_error(unknown, 422, "invalid_input")
 
 
+def test_a_body_that_is_too_large(world: World) -> None:
+    """413 in words, and not our bug."""
+    body = {"spec_toml": "#" * 3_000_000, "reason": ""}
+    check_error(ask("POST", "/deployments", world.people.bob, body), 413, "invalid_input")
+
+
 def test_requests_and_budgets_are_told_by_key(world: World) -> None:
     """What a key asked, one by one and as tokens of the day and the month."""
     now = timezone.now()

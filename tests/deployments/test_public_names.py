@@ -81,3 +81,27 @@ def test_a_name_taken_in_the_middle_of_an_activation(
     assert (activation.error or {})["code"] == "conflict"
     assert Deployment.objects.get(name="smol").public_name == "smol-chat"
     assert Activation.objects.count() == 2
+
+
+def test_until_something_was_live_a_name_is_easily_changed(people: People, gate: Gate) -> None:
+    """No client knows a deployment that never lived: the newest file says what it is called."""
+    built(people)
+    built(people, public_name="smol-talk")
+    assert names() == {"smol-talk": ""}
+    built(people, name="other", public_name="smol-chat")
+    go(people, 2)
+    with pytest.raises(Conflict, match="is taken by the deployment other"):
+        actions.deploy(people.bob, spec(), reason="")
+
+
+def test_the_archive_holds_no_name(people: People, gate: Gate) -> None:
+    """What is archived is called by nobody; it comes back when its name is free."""
+    built(people)
+    actions.archive(people.bob, "smol")
+    built(people, name="other", public_name="smol-chat")
+    with pytest.raises(Conflict, match="clients call the deployment other 'smol-chat' by now"):
+        actions.archive(people.bob, "smol", on=False)
+    actions.archive(people.bob, "other")
+    actions.archive(people.bob, "smol", on=False)
+    go(people, 1)
+    assert names() == {"smol-chat": "smol/1"}
