@@ -9,6 +9,7 @@ with its last log lines.
 
 from __future__ import annotations
 
+import re
 import secrets
 import ssl
 import time
@@ -307,8 +308,24 @@ def _check_template(props: Mapping[str, Any], launch: LaunchSpec, watch: _Watch)
     if not launch.probe.template_path:
         return
     planned = Path(launch.probe.template_path).read_text(encoding="utf-8")
-    if str(props.get("chat_template", "")).strip() != planned.strip():
+    if not is_same_template(str(props.get("chat_template", "")), planned):
         raise watch.failed("identity", "it uses another chat template than the planned one")
+
+
+SWITCHED_OFF = "{%- if false %}"
+CONDITION = r"\{%- if (?:(?!%\}).)*%\}"
+
+
+def is_same_template(served: str, planned: str) -> bool:
+    """True for the planned text, blanks at its ends and switched-off conditions aside.
+
+    llama-server makes conditions false that it knows to fail in its interpreter, those of Mistral's
+    and of gpt-oss' templates among them (llama.cpp, common/chat.cpp); the rest of the text stays.
+    """
+    kept = served.strip().split(SWITCHED_OFF)
+    return (
+        re.fullmatch(CONDITION.join(map(re.escape, kept)), planned.strip(), re.DOTALL) is not None
+    )
 
 
 def _check_context(context: int, slots: int, launch: LaunchSpec, watch: _Watch) -> None:

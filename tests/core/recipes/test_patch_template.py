@@ -17,6 +17,7 @@ from mmadmin.core.errors import InvalidDerivation
 from mmadmin.core.recipe import Json
 from mmadmin.core.recipes.patch_template import OUTPUT, RECIPE, rendering_of
 from mmadmin.core.templates import PatchFails, conversations
+from mmadmin.host.readiness import is_same_template
 from tests.support.engine import EngineStore
 from tests.support.server import running_server
 from tests.support.tools import attempt
@@ -178,6 +179,16 @@ def chat(client: httpx.Client, path: str = "/v1/chat/completions", **extra: Json
     return client.post(
         path, json={"messages": messages, "max_tokens": 4, "temperature": 0, **extra}
     )
+
+
+@pytest.mark.engine
+def test_the_server_serves_the_template_that_was_planned(
+    patched: httpx.Client, templates: dict[str, Path]
+) -> None:
+    """It switches a condition of Mistral's off; that is the planned template, the other is not."""
+    served = str(patched.get("/props").json()["chat_template"])
+    assert is_same_template(served, templates["patched"].read_text())
+    assert not is_same_template(served, templates["unpatched"].read_text())
 
 
 @pytest.mark.engine
