@@ -176,7 +176,7 @@
         line.hidden = !hit;
         if (hit && wanted) count += 1;
       }
-      document.getElementById("log-count").textContent = wanted ? `${count} lines` : "";
+      document.getElementById("log-count").textContent = wanted ? `${count} ${count === 1 ? "line" : "lines"}` : "";
       if (!wanted && following) end();
     };
     search?.addEventListener("input", sieve);

@@ -212,6 +212,29 @@ def test_the_store_page_follows_its_care(site: Panel, browser: Browser) -> None:
         expect(page.locator("#sums")).not_to_contain_text("A collection would free")
 
 
+UID = """
+from deployments.models import Replica
+print(Replica.objects.get(generation__deployment__name="smollm2-135m").uid)
+"""
+
+
+def test_an_engine_s_log_is_followed(site: Panel, browser: Browser) -> None:
+    """What the engine says appears by itself, and a search goes on holding for it."""
+    log = Path(site.env["MM_HOME"]) / "logs" / "engines" / f"{site.python(UID).strip()}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    log.write_text("one fish\n")
+    with visit(browser, site.url, "otto") as page:
+        page.goto("/deployments/smollm2-135m/generations/1/log/")
+        lines = page.locator("#log")
+        expect(lines.get_by_text("one fish")).to_be_visible()
+        page.get_by_label("Search in the log").fill("blue")
+        expect(lines.get_by_text("one fish")).to_be_hidden()
+        log.write_text("one fish\nblue fish\nred fish\n")
+        expect(lines.get_by_text("blue fish")).to_be_visible()
+        expect(lines.get_by_text("red fish")).to_be_hidden()
+        expect(page.get_by_text("1 line", exact=True)).to_be_visible()
+
+
 def test_a_form_that_came_by_the_stream_can_be_sent(site: Panel, browser: Browser) -> None:
     """What the stream sends belongs to nobody: the page puts its own safety token in."""
     reading = CARE + READING.replace("DONE", "2 * GIB")
