@@ -44,6 +44,8 @@ LOG_TAIL_BYTES = 64 * 1024
 STOP_DEADLINE_S = 300.0
 EXEC_S = 2.0
 POLL_S = 0.1
+SOON_S = 0.02
+"""Between the first looks at what mostly happens at once; then longer, up to `POLL_S`."""
 LEFTOVER_ROUNDS = 5
 REVIVE_PATIENCE_S = 3.0
 """What a leftover gets to end by itself when people wait for its successor."""
@@ -393,14 +395,15 @@ class Supervisor:
         self._wait_for_exec(name)
         at_once = False
         self._tolerant("stopProcess", name, at_once, but=(_BAD_NAME, _NOT_RUNNING))
-        give_up = time.monotonic() + timeout_s
+        give_up, pause_s = time.monotonic() + timeout_s, SOON_S
         while (found := self.program(name)) is not None and found.state in _RUNS:
             if time.monotonic() > give_up:
                 raise Unreachable(
                     f"{name} has not stopped after {timeout_s:.0f} s",
                     remedy=f"look at process {found.pid}",
                 )
-            time.sleep(POLL_S)
+            time.sleep(pause_s)
+            pause_s = min(pause_s * 1.25, POLL_S)
 
     def _wait_for_exec(self, name: str) -> None:
         """Let a program that was just forked become itself.
