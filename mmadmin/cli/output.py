@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import re
 import sys
 from dataclasses import asdict, is_dataclass
@@ -22,6 +23,18 @@ from rich.console import Console
 
 from mmadmin.core.errors import DiskFull, MmError
 
+
+def _open_the_closed() -> None:
+    """Without 0, 1 or 2 (a daemon's child, `>&-`) the next file opened would be written into."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:  # noqa: PLR2004 (stderr)
+        os.set_inheritable(descriptor, True)  # noqa: FBT003 (its form)
+    os.close(descriptor)
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, "w", encoding="utf-8", closefd=False))  # noqa: SIM115
+
+
+_open_the_closed()
 console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
 """What people asked for: stdout. Where that is no terminal, no line is broken."""
 errors = Console(stderr=True, highlight=False, soft_wrap=not sys.stderr.isatty())
@@ -166,12 +179,14 @@ def of_the_disk(error: BaseException | None) -> MmError | None:
 
 
 def report(error: MmError, *, as_json: bool) -> None:
-    """Say an expected failure: the fact, then the remedy; details only to machines."""
+    """Say an expected failure: the fact, then the remedy with its command; details to machines."""
     if as_json:
         emit_json({"error": error.as_json()}, failed=True)
         return
     errors.print(f"[red]failed:[/] {escape(error.message)}")
     if error.remedy:
-        errors.print(f"[bold]remedy:[/] {escape(error.remedy)}")
+        command = str(error.details.get("command") or "")
+        how = f": {command}" if command else ""
+        errors.print(f"[bold]remedy:[/] {escape(error.remedy + how)}")
     for line in error.details.get("log_tail") or ():
         errors.print(f"  [dim]{escape(str(line))}[/]")

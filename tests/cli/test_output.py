@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import io
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -15,6 +17,7 @@ import mmadmin.cli
 from mmadmin.cli import output
 from mmadmin.cli.tables import Column, layout
 
+WITH_OURS = os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[2])}
 HOSTILE = "two \x1b[31mRED\x1b[0m \u202e rtl \x1b]0;title\x07 [bold]no[/] \x9b2J\ttab é 北 😸"
 TOLD = r"two RED \u202e rtl \x1b]0;title\x07 [bold]no[/] \x9b2J" + "\ttab é 北 😸"
 
@@ -47,6 +50,17 @@ def test_json_is_the_same_text_and_turns_nothing(capsys: pytest.CaptureFixture[s
     assert json.loads(text) == {"reason": HOSTILE}
     assert not output.CONTROL.search(text)
     assert "é 北 😸" in text
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_are_no_reason_to_fail(tmp_path: Path, closed: str) -> None:
+    """As a daemon's child has them; no file gets their number and is written into."""
+    look = "from mmadmin.cli.main import main; main()"
+    script = f'"$0" -c "$1" --version {closed}; echo "ended with $?" >> told'
+    subprocess.run(
+        ["sh", "-c", script, sys.executable, look], cwd=tmp_path, env=WITH_OURS, check=True
+    )
+    assert (tmp_path / "told").read_text() == "ended with 0\n"
 
 
 def test_no_command_escapes_in_another_way() -> None:
