@@ -16,8 +16,10 @@ from mmadmin.cli.records import actor
 from mmadmin.cli.tables import Column, table
 from mmadmin.core.errors import InvalidInput, NotFound
 from mmadmin.core.home import Home
+from mmadmin.core.recipe import Json
 from mmadmin.core.spec import parse_spec
-from mmadmin.core.templates import apply_patches, compare, describe
+from mmadmin.core.template_render import BOS
+from mmadmin.core.templates import Renders, apply_patches, compare, describe
 
 if TYPE_CHECKING:
     from deployments.models import Generation
@@ -60,7 +62,12 @@ def try_out(which: WhichTemplate, *, generation: Number = None, as_json: JsonFla
     template = _template(which, generation)
     digest = hashlib.sha256(template.encode()).hexdigest()
     engine = None if Path(which).is_file() else _engine_renders(which, generation)
-    rows = matrix(render_in_child({which: template})[which], engine)
+    renders: Renders | None = None
+    tokens: dict[str, Json] = {}
+    if engine is not None:
+        renders, tokens = engine
+    child = render_in_child({which: template}, tokens)[which]
+    rows = matrix(child, renders, bos=str(tokens.get("bos_token", BOS)))
     if as_json:
         emit_json({"sha256": digest, "engine_asked": engine is not None, "rows": rows})
     else:
@@ -194,11 +201,11 @@ def _system(name: str, number: int | None) -> System:
 
 
 def _engine_renders(name: str, number: int | None) -> Any:
-    """What the running engine of a generation renders; None when none runs on this machine."""
+    """What a generation's engine renders, and its tokens; None when none runs on this machine."""
     from mmadmin.core.access import engine_secret
     from mmadmin.core.catalog import engine
     from mmadmin.core.engine import Seat
-    from mmadmin.host.template_matrix import render_on_engine
+    from mmadmin.host.template_matrix import render_on_engine, tokens_of
 
     found = _generation(name, number)
     from deployments.models import ReplicaState
@@ -209,4 +216,5 @@ def _engine_renders(name: str, number: int | None) -> Any:
         return None
     system = _system(name, number)
     launch = engine(system.engine_kind).launch(system, Seat("127.0.0.1", replica.port))
-    return render_on_engine(launch, engine_secret(settings.ENGINE_MASTER, replica.uid))
+    secret = engine_secret(settings.ENGINE_MASTER, replica.uid)
+    return render_on_engine(launch, secret), tokens_of(launch, secret)

@@ -344,12 +344,17 @@ class Child(Protocol):
         ...
 
 
-def render_matrix(templates: Mapping[str, str], child: Child) -> dict[str, Renders]:
+def render_matrix(
+    templates: Mapping[str, str], child: Child, variables: Mapping[str, Json] | None = None
+) -> dict[str, Renders]:
     """Every conversation with each of the named templates, in a limited child.
 
+    `variables` are given to each beside its own, such as a model's `bos_token` and `eos_token`.
     Raises `PatchFails` for a template that goes beyond the limits of time, memory or output.
     """
-    rows: dict[str, Json] = {**conversations()}
+    rows: dict[str, Json] = {
+        name: {**(variables or {}), **row} for name, row in conversations().items()
+    }
     request: Json = {"templates": {**templates}, "rows": rows}
     try:
         answer = child.python(RENDERER, request, limits=LIMITS)

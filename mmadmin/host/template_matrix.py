@@ -21,12 +21,16 @@ from mmadmin.core.errors import InvalidModel, Unreachable
 from mmadmin.core.model_check import ask
 from mmadmin.core.recipe import Json
 from mmadmin.core.shards import find_set
+from mmadmin.core.template_render import BOS
 from mmadmin.core.templates import Renders, conversations, problem_of, render_matrix
 from mmadmin.host.probe import template_request
 from mmadmin.host.readiness import EngineClient
 from mmadmin.host.toolbox import HostConfig, HostToolbox
 
 ENGINE_S = 30.0
+TOKENS = ("bos_token", "eos_token")
+AROUND = 40
+"""So many characters of a line are shown on both sides of where it differs."""
 _OK = 200
 
 
@@ -85,13 +89,28 @@ def template_of(system: System) -> str:
     return text
 
 
-def render_in_child(templates: Mapping[str, str]) -> dict[str, Renders]:
+def render_in_child(
+    templates: Mapping[str, str], variables: Mapping[str, Json] | None = None
+) -> dict[str, Renders]:
     """Every conversation with each of the named templates, in a limited child.
 
     Raises `PatchFails` for a template that goes beyond its limits.
     """
     with _child() as tools:
-        return render_matrix(templates, tools)
+        return render_matrix(templates, tools, variables)
+
+
+def tokens_of(launch: LaunchSpec, secret: str) -> dict[str, Json]:
+    """The begin and end tokens that a running engine gives its template. Raises `Unreachable`."""
+    with EngineClient(launch, secret) as client:
+        try:
+            told: Any = client.get("/props").json()
+        except (httpx.HTTPError, ValueError) as error:
+            raise Unreachable(
+                f"the engine does not answer: {error or type(error).__name__}",
+                remedy="`mm status` says whether it runs",
+            ) from error
+    return {name: str(told[name]) for name in TOKENS if isinstance(told.get(name), str)}
 
 
 def render_on_engine(launch: LaunchSpec, secret: str) -> Renders:
@@ -110,7 +129,10 @@ def render_on_engine(launch: LaunchSpec, secret: str) -> Renders:
             if answer.status_code == _OK:
                 renders[row] = {"output": str(data["prompt"])}
             else:
-                renders[row] = {"error": str(data.get("error", {}).get("message", data))}
+                said = str(data.get("error", {}).get("message", data)).strip()
+                # A refusal of the template comes with its source; what it says is the last line.
+                last = said.splitlines()[-1] if said else f"HTTP {answer.status_code}"
+                renders[row] = {"error": last.removeprefix("Error: ")}
     return renders
 
 
@@ -128,14 +150,19 @@ class MatrixRow:
     """The first line that differs, in words; empty = none, or nothing to compare with."""
 
 
-def matrix(child: Renders, engine: Renders | None = None) -> list[MatrixRow]:
-    """The rows of a template; the engine's word counts where there is one."""
-    return [_row(name, child[name], engine[name] if engine else None) for name in child]
+def matrix(child: Renders, engine: Renders | None = None, *, bos: str = BOS) -> list[MatrixRow]:
+    """The rows of a template; the engine's word counts where there is one.
+
+    `bos` is the begin token that the child rendered with.
+    """
+    return [_row(name, child[name], engine[name] if engine else None, bos) for name in child]
 
 
-def _row(name: str, child: Mapping[str, Json], engine: Mapping[str, Json] | None) -> MatrixRow:
+def _row(
+    name: str, child: Mapping[str, Json], engine: Mapping[str, Json] | None, bos: str
+) -> MatrixRow:
     decisive = engine if engine is not None else child
-    difference = _difference(child, engine) if engine is not None else ""
+    difference = _difference(child, engine, bos) if engine is not None else ""
     if "error" in decisive:
         return MatrixRow(
             name, ok=False, words=str(decisive["error"]), text="", difference=difference
@@ -146,18 +173,36 @@ def _row(name: str, child: Mapping[str, Json], engine: Mapping[str, Json] | None
     return MatrixRow(name, ok=not problem, words=words, text=text, difference=difference)
 
 
-def _difference(child: Mapping[str, Json], engine: Mapping[str, Json]) -> str:
+def _difference(child: Mapping[str, Json], engine: Mapping[str, Json], bos: str) -> str:
     """Where two renderings part, by line; a begin-of-text mark at the head is no difference."""
     if "error" in child or "error" in engine:
         if "error" in child and "error" in engine:
             return ""
         refused = "the sandbox" if "error" in child else "the engine"
         return f"only {refused} refuses it: {child.get('error') or engine.get('error')}"
-    old = str(child["output"]).removeprefix("<s>").splitlines()
-    new = str(engine["output"]).removeprefix("<s>").splitlines()
+    old = str(child["output"]).removeprefix(bos).splitlines()
+    new = str(engine["output"]).removeprefix(bos).splitlines()
     for number in range(max(len(old), len(new))):
         was = old[number] if number < len(old) else None
         now = new[number] if number < len(new) else None
         if was != now:
-            return f"line {number + 1}: sandbox {was!r}, engine {now!r}"
+            at = _parting(was or "", now or "")
+            return f"line {number + 1}: sandbox {_piece(was, at)}, engine {_piece(now, at)}"
     return ""
+
+
+def _parting(one: str, other: str) -> int:
+    """Where two different lines part."""
+    shared = zip(one, other, strict=False)
+    return next(
+        (at for at, (was, now) in enumerate(shared) if was != now), min(len(one), len(other))
+    )
+
+
+def _piece(line: str | None, at: int) -> str:
+    """What is around a place of a line."""
+    if line is None:
+        return "has none"
+    start, end = max(0, at - AROUND), at + AROUND
+    shown = repr(line[start:end])
+    return f"{'…' if start else ''}{shown}{'…' if end < len(line) else ''}"

@@ -90,3 +90,24 @@ def test_the_engine_has_the_last_word(engine):
         {"plain": {"output": "<s>What is 17 * 23?"}}, {"plain": {"output": "What is 17 * 23?"}}
     )
     assert equal[0].difference == ""
+
+
+def test_the_child_renders_with_the_models_own_tokens():
+    """Begin and end of another model are no difference, nor is a begin token that is left out."""
+    template = "{{ bos_token }}" + GOOD + "{{ eos_token }}"
+    child = render_in_child({"x": template}, {"bos_token": "<|im|>", "eos_token": "<|end|>"})["x"]
+    text = str(child["plain"]["output"])
+    assert (text[:6], text[-7:]) == ("<|im|>", "<|end|>")
+    (same,) = matrix({"plain": child["plain"]}, {"plain": {"output": text[6:]}}, bos="<|im|>")
+    assert same.difference == ""
+
+
+def test_of_a_long_line_what_is_around_the_difference_is_shown():
+    """A prompt of tools is one line of thousands of characters."""
+    was, now = "a" * 100 + "X" + "b" * 100, "a" * 100 + "Y" + "b" * 100
+    (row,) = matrix({"plain": {"output": was}}, {"plain": {"output": now}})
+    assert row.difference == (
+        f"line 1: sandbox …'{'a' * 40}X{'b' * 39}'…, engine …'{'a' * 40}Y{'b' * 39}'…"
+    )
+    (shorter,) = matrix({"plain": {"output": "one\ntwo"}}, {"plain": {"output": "one"}})
+    assert shorter.difference == "line 2: sandbox 'two', engine has none"
