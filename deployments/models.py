@@ -120,6 +120,20 @@ class Deployment(models.Model):
             or newest.filter(state=GenerationState.FAILED).first()
         )
 
+    def no_way_back(self) -> dict[str, str]:
+        """What to say where `rollback_target` finds none: an error's message, remedy, command."""
+        none = f"{self.name} has no earlier generation that was live"
+        if not self.generations.exclude(system="").exclude(pk=self.live_id or 0).exists():
+            return {
+                "message": f"{none}: there is nothing to go back to yet",
+                "remedy": "once another goes live, the one before it can be brought back",
+            }
+        return {
+            "message": f"{none} and is not marked bad",
+            "remedy": "choose another one from its history",
+            "command": f"mm rollback {self.name} --to NUMBER",
+        }
+
 
 class Mark(models.TextChoices):
     """A person's word on a generation."""

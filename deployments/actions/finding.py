@@ -6,8 +6,8 @@ from deployments.models import (
     Deployment,
     Generation,
 )
-from mmadmin.core.errors import NotFound
-from mmadmin.core.lifecycle import JobState
+from mmadmin.core.errors import Conflict, NotFound
+from mmadmin.core.lifecycle import GenerationState, JobState
 
 ACTIVE_JOB = (JobState.QUEUED, JobState.RUNNING)
 
@@ -16,7 +16,11 @@ def deployment_named(name: str) -> Deployment:
     """The deployment with that name."""
     deployment = Deployment.objects.select_related("host", "live").filter(name=name).first()
     if deployment is None:
-        raise NotFound(f"there is no deployment {name}", remedy="see the list of deployments")
+        raise NotFound(
+            f"there is no deployment {name}",
+            remedy="see the list of deployments",
+            command="mm status",
+        )
     return deployment
 
 
@@ -29,7 +33,11 @@ def locked_deployment(name: str) -> Deployment:
         .first()
     )
     if deployment is None:
-        raise NotFound(f"there is no deployment {name}", remedy="see the list of deployments")
+        raise NotFound(
+            f"there is no deployment {name}",
+            remedy="see the list of deployments",
+            command="mm status",
+        )
     return deployment
 
 
@@ -37,5 +45,24 @@ def generation_of(deployment: Deployment, number: int) -> Generation:
     """A deployment's generation by its number."""
     generation = deployment.generations.select_related("deployment").filter(number=number).first()
     if generation is None:
-        raise NotFound(f"{deployment.name} has no generation {number}")
+        raise NotFound(
+            f"{deployment.name} has no generation {number}",
+            remedy="see its history",
+            command=f"mm history {deployment.name}",
+        )
     return generation
+
+
+def unbuilt(generation: Generation, cannot: str) -> Conflict:
+    """Why a generation without a system `cannot` do what is asked, and what helps."""
+    if generation.state == GenerationState.FAILED:
+        return Conflict(
+            f"{generation.uid} {cannot}: its build failed or was cancelled",
+            remedy="build it again on its build's page, or deploy its file again",
+            command="mm deploy FILE",
+        )
+    return Conflict(
+        f"{generation.uid} {cannot}: it is not built yet",
+        remedy="wait for its build",
+        command=f"mm follow {generation.deployment.name}",
+    )

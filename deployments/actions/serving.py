@@ -7,7 +7,7 @@ from django.utils import timezone
 
 from deployments import feed
 from deployments.actions.acting import audit, require
-from deployments.actions.finding import generation_of, locked_deployment
+from deployments.actions.finding import generation_of, locked_deployment, unbuilt
 from deployments.models import (
     Activation,
     ActivationKind,
@@ -41,9 +41,7 @@ def rollback(actor: User, name: str, *, to: int | None = None, reason: str) -> A
         deployment = locked_deployment(name)
         target = generation_of(deployment, to) if to is not None else deployment.rollback_target()
         if target is None:
-            raise Conflict(
-                f"{name} has no earlier generation that was live", remedy="name one with --to"
-            )
+            raise Conflict(**deployment.no_way_back())
         return _queue_activation(actor, deployment, target, ActivationKind.ROLLBACK, reason)
 
 
@@ -69,11 +67,10 @@ def _queue_activation(
     if target is not None:
         if deployment.live_id == target.pk:
             raise Conflict(f"{target.uid} is live already")
-        if not target.system or target.state not in MAY_START:
-            raise Conflict(
-                f"{target.uid} cannot go live: it is {target.state}",
-                remedy="wait for its build" if not target.system else "",
-            )
+        if not target.system:
+            raise unbuilt(target, "cannot go live")
+        if target.state not in MAY_START:
+            raise Conflict(f"{target.uid} cannot go live: it is {target.state}")
     try:
         with transaction.atomic():
             activation = Activation.objects.create(

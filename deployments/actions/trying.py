@@ -6,7 +6,7 @@ from django.db import IntegrityError, transaction
 
 from deployments import feed
 from deployments.actions.acting import audit, require
-from deployments.actions.finding import ACTIVE_JOB, generation_of, locked_deployment
+from deployments.actions.finding import ACTIVE_JOB, generation_of, locked_deployment, unbuilt
 from deployments.models import Deployment, Generation, Role, Trial, User
 from deployments.queue import enqueue_on_commit
 from mmadmin.core.errors import Conflict, InvalidInput, NotFound
@@ -63,16 +63,14 @@ def _refuse(deployment: Deployment, generation: Generation) -> None:
     name, uid = deployment.name, generation.uid
     if deployment.archived_at is not None:
         raise Conflict(f"{name} is archived")
+    if not generation.system:
+        raise unbuilt(generation, "cannot be tried")
     if deployment.live is None:
         raise Conflict(
             f"{name} has no live generation to run beside", remedy=f"activate {uid} instead"
         )
     if deployment.live_id == generation.pk:
         raise Conflict(f"{uid} is live already", remedy="try another generation")
-    if not generation.system:
-        raise Conflict(
-            f"{uid} cannot be tried: it is {generation.state}", remedy="wait for its build"
-        )
     if deployment.activations.filter(state__in=ACTIVE_JOB).exists():
         raise Conflict(
             f"{name} is in the middle of an activation", remedy="wait for it or cancel it"

@@ -25,13 +25,13 @@ from deployments.queries.looking import (
     Page,
     deployment_named,
     grouped,
+    no_generation,
     paged,
     recorded,
     require,
 )
 from mmadmin.core.diff import DiffRow, Side
 from mmadmin.core.diff import diff as core_diff
-from mmadmin.core.errors import NotFound
 from mmadmin.core.history_file import HISTORY_FORMAT
 from mmadmin.core.lifecycle import GenerationState
 
@@ -78,7 +78,7 @@ def generation(actor: User, name: str, number: int) -> HistoryRow:
         .first()
     )
     if found is None:
-        raise NotFound(f"{name} has no generation {number}")
+        raise no_generation(name, number)
     return _history_rows([found], live_id=of.live_id)[0]
 
 
@@ -282,7 +282,7 @@ def diff(actor: User, name: str, a: int, b: int) -> list[DiffRow]:
     found = {g.number: g for g in of.generations.filter(number__in=[a, b])}
     for number in (a, b):
         if number not in found:
-            raise NotFound(f"{name} has no generation {number}")
+            raise no_generation(name, number)
     return differences(found[a], found[b])
 
 

@@ -97,9 +97,22 @@ def grouped(rows: Iterable[M], by: Any) -> dict[int, list[M]]:
     return groups
 
 
+def no_generation(name: str, number: int) -> NotFound:
+    """That a deployment has none with that number."""
+    return NotFound(
+        f"{name} has no generation {number}",
+        remedy="see its history",
+        command=f"mm history {name}",
+    )
+
+
 def deployment_named(name: str) -> Deployment:
     """The deployment with that name. Raises `NotFound`."""
     found = Deployment.objects.filter(name=name).first()
     if found is None:
-        raise NotFound(f"there is no deployment {name}", remedy="see the list of deployments")
+        raise NotFound(
+            f"there is no deployment {name}",
+            remedy="see the list of deployments",
+            command="mm status",
+        )
     return found

@@ -97,7 +97,11 @@ def deployment(actor: User, name: str) -> DeploymentRow:
     require(actor)
     rows = _rows(Deployment.objects.filter(name=name))
     if not rows:
-        raise NotFound(f"there is no deployment {name}", remedy="see the list of deployments")
+        raise NotFound(
+            f"there is no deployment {name}",
+            remedy="see the list of deployments",
+            command="mm status",
+        )
     return rows[0]
 
 

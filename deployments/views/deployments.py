@@ -16,8 +16,17 @@ from django.views.decorators.http import require_POST
 from deployments import actions, pulse, queries
 from deployments.forms import DeploymentSettings, OptionalReason, Reason
 from deployments.models import Activation
-from deployments.views.page import attempt, blame, number_of, operator, page, person, show
-from mmadmin.core.errors import MmError, NotFound
+from deployments.views.page import (
+    attempt,
+    blame,
+    in_words,
+    number_of,
+    operator,
+    page,
+    person,
+    show,
+)
+from mmadmin.core.errors import Conflict, MmError, NotFound
 
 PARTS = {
     "now": "deployment/_now.html",
@@ -188,11 +197,10 @@ def rollback(request: HttpRequest, name: str, number: int) -> HttpResponse:
 def rollback_to_last(request: HttpRequest, name: str) -> HttpResponseBase:
     """Bring back what was live before; the next page shows which generation that is."""
     me = operator(request)
-    target = queries.deployment(me, name).deployment.rollback_target()
+    of = queries.deployment(me, name).deployment
+    target = of.rollback_target()
     if target is None:
-        messages.error(
-            request, "There is no earlier generation that was live. Activate one from the history."
-        )
+        messages.error(request, in_words(Conflict(**of.no_way_back())))
         return redirect("deployment", name=name)
     return rollback(request, name=name, number=target.number)
 

@@ -6,19 +6,45 @@ folder anyway), with `--as USER` for another. Permission checks are those of the
 
 from __future__ import annotations
 
+import logging
 import os
 from contextvars import ContextVar
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
-from mmadmin.cli.installation import is_set_up
+from mmadmin.cli.installation import is_set_up, panel_url
+from mmadmin.cli.output import errors, escape
 from mmadmin.core.errors import Conflict, NotFound, Unreachable
-from mmadmin.core.home import Home
+from mmadmin.core.home import Home, Ports
 
 if TYPE_CHECKING:
     from deployments.models import User
 
 ACTING_AS: ContextVar[str] = ContextVar("acting_as", default="")
 """The user name given with `--as`."""
+
+
+class Unsent(logging.Filter):
+    """Says in words that the broker did not take a job, which is kept; services log a line."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Print the words instead of the line."""
+        from mmadmin.host.supervisor import Supervisor
+
+        kind, number, error = cast("tuple[str, int, Exception]", record.args)
+        what = f"{kind} {number}".lower()
+        if os.environ.get("REDIS_URL") or Supervisor(Home.from_env()).running():
+            errors.print(
+                f"[yellow]the broker does not answer[/] ({escape(str(error))}); {what} is kept and "
+                "begins once it does. See: mm doctor"
+            )
+        else:
+            errors.print(
+                f"[yellow]nothing runs here[/]; {what} is kept and begins then. Start it: mm up"
+            )
+        return False
+
+
+UNSENT = Unsent()
 
 
 def connect() -> None:
@@ -29,6 +55,7 @@ def connect() -> None:
     import django
 
     django.setup()
+    logging.getLogger("deployments.queue").addFilter(UNSENT)
 
 
 def actor() -> User:
@@ -50,8 +77,10 @@ def actor() -> User:
             f"the database does not answer: {error}", remedy="run `mm up`, or check DATABASE_URL"
         ) from error
     if person is None:
+        if not name:
+            raise NotFound("there is no administrator", remedy="run `mm up`: it makes one")
         raise NotFound(
-            f"there is no user `{name}`" if name else "there is no administrator",
-            remedy="look at the people of the panel" if name else "run `mm up`: it makes one",
+            f"there is no user `{name}`, or it may not log in",
+            remedy=f"the panel's page People lists them: {panel_url(Ports.from_env())}/people/",
         )
     return person

@@ -30,6 +30,8 @@ Anything else that escapes is a bug of ours and is logged with its traceback.
     └── Unreachable           broker, database, supervisor or engine does not answer (HTTP 503)
 
 `code` is stable: clients and tests may rely on it. `HTTP_STATUS` maps codes for the API.
+A remedy reads well in the panel, in the API and in a terminal; where `mm` has a command for it,
+`details["command"]` is that command, and `mm` says it too.
 """
 
 from __future__ import annotations

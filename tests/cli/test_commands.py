@@ -30,7 +30,7 @@ from deployments.models import (
 )
 from mmadmin.cli import installation
 from mmadmin.cli.main import app
-from mmadmin.cli.output import of_the_disk, when_text
+from mmadmin.cli.output import of_the_disk, report, when_text
 from mmadmin.core.errors import (
     Conflict,
     DiskFull,
@@ -204,8 +204,10 @@ def test_acting_as_a_viewer_is_refused(served: Deployment) -> None:
     assert "reason 2" in mm("--as", "bob", "history", "tiny")
     with pytest.raises(Refused):
         mm("--as", "bob", "stop", "tiny", "--detach")
-    with pytest.raises(NotFound, match="no user `mallory`"):
-        mm("--as", "mallory", "history", "tiny")
+    for words in (["history", "tiny"], ["status"], ["status", "--json"], ["keys", "list"]):
+        with pytest.raises(NotFound, match="no user `mallory`") as caught:
+            mm("--as", "mallory", *words)
+        assert caught.value.remedy.endswith("/people/")
 
 
 def test_rollback_asks_for_a_reason(served: Deployment) -> None:
@@ -216,6 +218,39 @@ def test_rollback_asks_for_a_reason(served: Deployment) -> None:
     assert (queued["generation"], queued["kind"], queued["state"]) == (1, "rollback", "queued")
     with pytest.raises(Conflict):
         mm("activate", "tiny", "1", "--detach")
+
+
+def test_where_nothing_runs_what_is_asked_for_is_kept(
+    served: Deployment, monkeypatch: pytest.MonkeyPatch, capsys, django_capture_on_commit_callbacks
+) -> None:
+    """The broker does not answer: nothing is lost, and it says how to start it, not the socket."""
+
+    def away(*_args: object, **_more: object) -> None:
+        raise ConnectionError("Error 2 connecting to unix socket")
+
+    monkeypatch.setattr("deployments.queue.current_app.send_task", away)
+    with django_capture_on_commit_callbacks(execute=True):
+        mm_json("rollback", "tiny", "--reason", "x", "--detach")
+    said = capsys.readouterr().err
+    number = served.activations.get().pk
+    assert "nothing runs here" in said
+    assert f"activation {number} is kept and begins then. Start it: mm up" in said
+    assert "socket" not in said
+    monkeypatch.setenv("REDIS_URL", "redis://elsewhere")
+    mm("cancel", "tiny")
+    with django_capture_on_commit_callbacks(execute=True):
+        mm_json("rollback", "tiny", "--reason", "x", "--detach")
+    assert "the broker does not answer (Error 2" in capsys.readouterr().err
+
+
+def test_what_is_not_there_names_the_command_that_lists_it(alice: User, capsys) -> None:
+    """A remedy is for everybody; in a terminal the command is said with it."""
+    with pytest.raises(NotFound) as caught:
+        mm("follow", "nonexistent")
+    report(caught.value, as_json=False)
+    assert "remedy: see the list of deployments: mm status" in capsys.readouterr().err
+    report(NotFound("gone", remedy="look elsewhere"), as_json=False)
+    assert "remedy: look elsewhere\n" in capsys.readouterr().err
 
 
 def test_a_dry_run_says_what_would_happen(served: Deployment) -> None:

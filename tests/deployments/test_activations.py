@@ -206,6 +206,8 @@ def test_rollback_brings_the_earlier_one_back(people: People, gate: Gate) -> Non
     """Back to 1 without a build; the history says who, when and why."""
     built(people)
     go(people, 1)
+    with pytest.raises(Conflict, match="nothing to go back to yet"):
+        actions.rollback(people.bob, "smol", reason="too early")
     built(people, 4096)
     go(people, 2)
     before = len(machines.done())
@@ -215,8 +217,22 @@ def test_rollback_brings_the_earlier_one_back(people: People, gate: Gate) -> Non
     assert (live(), states(), running()) == (1, ["live", "retired"], ["smol/1"])
     did = {line.split()[0] for line in machines.done()[before:]}
     assert did == {"preflight", "start", "probe", "stop"}
-    with pytest.raises(Conflict, match="no earlier generation"):
+    with pytest.raises(Conflict, match="no earlier generation") as caught:
         actions.rollback(people.bob, "smol", reason="further")
+    assert caught.value.details["command"] == "mm rollback smol --to NUMBER"
+
+
+def test_what_is_not_built_cannot_go_live(people: People) -> None:
+    """It says what helps: to wait for a build that goes on, to build again what failed."""
+    generation = actions.deploy(people.bob, spec(), reason="first", activate=False)
+    with pytest.raises(Conflict, match="not built yet") as waits:
+        actions.activate(people.bob, "smol", 1)
+    assert waits.value.remedy == "wait for its build"
+    actions.cancel_build(people.bob, generation.builds.get().pk)
+    with pytest.raises(Conflict, match="its build failed or was cancelled") as failed:
+        actions.activate(people.bob, "smol", 1)
+    assert "build it again on its build's page" in failed.value.remedy
+    actions.retry_build(people.bob, generation.builds.get().pk)  # what the page's button does
 
 
 def test_stop_takes_it_down(people: People, gate: Gate) -> None:

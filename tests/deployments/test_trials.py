@@ -216,11 +216,11 @@ def test_a_trial_needs_a_live_one(people: People) -> None:
 
 
 def test_what_is_not_built_cannot_be_tried(people: People) -> None:
-    """It says what it waits for."""
-    two(people)
-    actions.deploy(people.bob, spec(context=8192), reason="more", activate=False)
-    with pytest.raises(Conflict, match="smol/3 cannot be tried: it is planned"):
-        actions.begin_trial(people.bob, "smol", 3)
+    """It says what it waits for, also where none is live."""
+    actions.deploy(people.bob, spec(), reason="first", activate=False)
+    with pytest.raises(Conflict, match="smol/1 cannot be tried: it is not built yet") as refused:
+        actions.begin_trial(people.bob, "smol", 1)
+    assert refused.value.remedy == "wait for its build"
 
 
 def test_one_trial_a_deployment_and_none_beside_an_activation(people: People) -> None:
