@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import NoReturn
@@ -10,6 +11,9 @@ from mmadmin.core.errors import InvalidDerivation
 from mmadmin.core.recipe import Json
 
 Table = Mapping[str, Json]
+CMAKE_VALUE = re.compile(r"[A-Za-z0-9_.,;+-]*|[A-Za-z0-9_.,:=+ -]*")
+"""A word or a list of CMake, or a compiler's flags: these a shell reads, so no `;` is beside spaces."""
+CMAKE_VALUE_TAKES = "letters, digits, spaces and _ . , : = + -, such as ON or -O2 -DNDEBUG"
 
 
 def refuse(where: str, value: object, wanted: str) -> NoReturn:

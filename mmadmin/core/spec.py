@@ -21,6 +21,7 @@ from mmadmin.core.engine import Engine, Options
 from mmadmin.core.errors import InvalidDerivation, InvalidInput, InvalidSpec
 from mmadmin.core.fields import Field, read_table, refuse, refuse_unknown, suggestion
 from mmadmin.core.recipe import Json
+from mmadmin.core.recipe_params import CMAKE_VALUE, CMAKE_VALUE_TAKES
 from mmadmin.core.rules import check_overruled
 from mmadmin.core.spec_fields import (
     ACTIVATION_FIELDS,
@@ -295,6 +296,12 @@ def _check_engine(spec: Spec) -> None:
             )
         if isinstance(value, list | dict):
             refuse(dotted, "this must be one value", remedy="write text, a number, true or false")
+        if not CMAKE_VALUE.fullmatch(str(value)):
+            refuse(
+                dotted,
+                f"CMake cannot be given {str(value)!r}",
+                remedy=f"write {CMAKE_VALUE_TAKES}",
+            )
     if spec.engine.prebuilt and spec.model.quantize:
         refuse(
             "model.quantize",

@@ -80,6 +80,8 @@ def test_the_public_name_is_the_name_unless_given():
         (SMALL + 'kind = "llama-servr"', "engine.kind", 'did you mean "llama-server"?'),
         (SMALL + "cuda_architectures = [70]\nbackend = 'cpu'", "engine.cuda_architectures", "cuda"),
         (SMALL + "[engine.defines]\nGGML_CUDA = true", "engine.defines.GGML_CUDA", "backend"),
+        (SMALL + "[engine.defines]\nX = '-O2 ; rm'", "engine.defines.X", "-O2 -DNDEBUG"),
+        (SMALL + "[engine.defines]\nX = '$(rm)'", "engine.defines.X", "letters, digits, spaces"),
         (
             SMALL.replace("[model]", '[model]\nquantize = "Q8_0"') + "prebuilt = true",
             "model.quantize",

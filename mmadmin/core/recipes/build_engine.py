@@ -25,6 +25,8 @@ from pathlib import Path
 from mmadmin.core.errors import InvalidDerivation, MmError, StepFailed
 from mmadmin.core.recipe import Determinism, FixedFile, Params, Recipe, Toolbox
 from mmadmin.core.recipe_params import (
+    CMAKE_VALUE,
+    CMAKE_VALUE_TAKES,
     fields,
     flag,
     input_folder,
@@ -38,7 +40,6 @@ from mmadmin.core.recipe_params import (
 DEFAULT_TARGETS = ("llama-server", "llama-gguf-split", "llama-quantize")
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 TARGET = re.compile(r"llama-[a-z0-9-]+")
-DEFINE_VALUE = re.compile(r"[A-Za-z0-9_.,;+-]*")
 CUDA_VERSION = re.compile(r"(\d+)\.(\d+)")
 NINJA_PROGRESS = re.compile(r"\[(\d+)/(\d+)\]")
 COMPILER_LINE = re.compile(r"The (C|CXX) compiler identification is (\S+) (\S+)")
@@ -119,8 +120,8 @@ def _defines(params: Params, where: str) -> dict[str, str]:
     for name, value in defines.items():
         if not NAME.fullmatch(name):
             refuse(f"{where}.defines", name, "a CMake variable name")
-        if not isinstance(value, str) or not DEFINE_VALUE.fullmatch(value):
-            refuse(f"{where}.defines.{name}", value, "a plain value such as ON or 8")
+        if not isinstance(value, str) or not CMAKE_VALUE.fullmatch(value):
+            refuse(f"{where}.defines.{name}", value, f"a value of {CMAKE_VALUE_TAKES}")
         if name in OURS:
             refuse(f"{where}.defines.{name}", value, "it through its own param")
     return {name: str(value) for name, value in sorted(defines.items())}

@@ -181,7 +181,7 @@ def test_an_unknown_target_or_tree_is_said(tmp_path: Path) -> None:
         ({**CUDA, "cuda": ""}, "toolkit's version"),
         ({**CUDA, "cuda": "13.0"}, "CUDA 13.0 cannot build for sm_70.*CUDA 12"),
         ({**PARAMS, "defines": {"a b": "ON"}}, "a CMake variable name"),
-        ({**PARAMS, "defines": {"X": "$(rm)"}}, "a plain value"),
+        ({**PARAMS, "defines": {"X": "$(rm)"}}, "letters, digits, spaces"),
         ({**PARAMS, "defines": {"GGML_NATIVE": "ON"}}, "its own param"),
         ({**PARAMS, "targets": ["all"]}, "a target such as llama-server"),
         ({**PARAMS, "jobs": 4}, "unknown fields: jobs"),
@@ -202,7 +202,12 @@ def test_cuda_13_is_fine_for_what_it_knows() -> None:
 
 def test_flags_say_what_the_params_say() -> None:
     """The whole set for a V100 host; other defines win over defaults, never over params."""
-    params = {**CUDA, "native": True, "defines": {"GGML_CUDA_F16": "ON", "GGML_OPENMP": "ON"}}
+    defines = {
+        "CMAKE_CXX_FLAGS_RELEASE": "-O1 -DNDEBUG",
+        "GGML_CUDA_F16": "ON",
+        "GGML_OPENMP": "ON",
+    }
+    params = {**CUDA, "native": True, "defines": defines}
     flags = configure_flags(read_options(params), Path("/s"), Path("/b"))
     maps = "-ffile-prefix-map=/s=/source -ffile-prefix-map=/b=/build"
     assert flags == [
@@ -216,6 +221,7 @@ def test_flags_say_what_the_params_say() -> None:
         "-DLLAMA_OPENSSL=OFF",
         "-DLLAMA_BUILD_TESTS=OFF",
         "-DLLAMA_USE_PREBUILT_UI=OFF",
+        "-DCMAKE_CXX_FLAGS_RELEASE=-O1 -DNDEBUG",
         "-DGGML_CUDA_F16=ON",
         f"-DCMAKE_C_FLAGS={maps}",
         f"-DCMAKE_CXX_FLAGS={maps}",
