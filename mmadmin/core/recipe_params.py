@@ -12,7 +12,7 @@ from mmadmin.core.recipe import Json
 
 Table = Mapping[str, Json]
 CMAKE_VALUE = re.compile(r"[A-Za-z0-9_.,;+-]*|[A-Za-z0-9_.,:=+ -]*")
-"""A word or a list of CMake, or a compiler's flags: these a shell reads, so no `;` is beside spaces."""
+"""A word, a list of CMake, or a compiler's flags: a shell reads those, so no `;` stands in them."""
 CMAKE_VALUE_TAKES = "letters, digits, spaces and _ . , : = + -, such as ON or -O2 -DNDEBUG"
 
 
