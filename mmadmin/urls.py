@@ -22,6 +22,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("", include("deployments.pages")),
 ]
 
+handler400 = "deployments.views.errors.unreadable"
 handler403 = "deployments.views.errors.refused"
 handler404 = "deployments.views.errors.missing"
 handler500 = "deployments.views.errors.broken"

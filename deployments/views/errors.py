@@ -1,11 +1,29 @@
-"""Pages for what went wrong outside a view: unknown addresses, lost form tokens, bugs of ours."""
+"""Pages for what went wrong outside a view: addresses, bodies, lost form tokens, bugs of ours."""
 
 from __future__ import annotations
 
+from django.conf import settings
+from django.core.exceptions import RequestDataTooBig
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 
 from deployments.views.page import frame
+from mmadmin.core.errors import InvalidInput
+
+
+def unreadable(request: HttpRequest, exception: Exception | None = None) -> HttpResponse:
+    """400, and 413 for a body that is too large."""
+    if isinstance(exception, RequestDataTooBig):
+        most = settings.DATA_UPLOAD_MAX_MEMORY_SIZE / 1_000_000
+        error = InvalidInput(
+            f"what was sent is larger than {most:.1f} MB",
+            remedy="deployment files and notes are small: send less",
+        )
+        status = 413
+    else:
+        error = InvalidInput("this request cannot be read", remedy="reload the page and try again")
+        status = 400
+    return render(request, "error.html", {"error": error, **frame(request)}, status=status)
 
 
 def refused(

@@ -295,6 +295,25 @@ def test_a_wrong_spec_is_explained(operator: Client) -> None:
     assert "slots" in html
 
 
+def test_a_file_that_is_too_large(operator: Client, settings) -> None:
+    """413 on a page in words, whole or as a sheet; what cannot be read otherwise is a 400."""
+    form = {"spec_toml": "#" * 3_000_000, "reason": ""}
+    answer = operator.post("/deployments/new/", form)
+    assert answer.status_code == 413
+    page = answer.content.decode()
+    assert "What was sent is larger than 2.6 MB. Deployment files and notes are small" in page
+    assert 'class="frame"' in page
+    sheet = operator.post("/deployments/new/", form, headers={"X-Sheet": "1"})
+    assert sheet.status_code == 413
+    assert 'class="frame"' not in sheet.content.decode()
+    odd = operator.post("/deployments/new/", {f"f{n}": "" for n in range(1_001)})
+    assert odd.status_code == 400
+    assert "This request cannot be read" in odd.content.decode()
+    settings.ALLOWED_HOSTS = ["panel.example"]
+    stray = operator.get("/", headers={"Host": "elsewhere.example"})
+    assert stray.status_code == 400, "also before it is known who asks"
+
+
 def test_a_build_is_asked_for(operator: Client) -> None:
     """A good spec becomes a generation and leads to its build."""
     text = seed.smol_spec(engine="11434.0.0").replace('"smollm2-135m"', '"another"')
