@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.e2e.installation import installation
-from tests.e2e.kills import MODES, VICTIMS, Outcome, cases, town_in
+from tests.e2e.kills import MODES, VICTIMS, Glimpse, Outcome, cases, town_in
 from tests.support.engine import engine_store
 
 
@@ -57,7 +57,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         run = installation(Path(folder) / "home", engine_store())
         site = next(run)
         try:
-            with town_in(site, Path(folder), options.modes, clients=options.clients) as town:
+            trap, clients = Glimpse(site), options.clients
+            with town_in(site, Path(folder), options.modes, trap, clients=clients) as town:
                 for case in cases(options.victims, options.modes, options.phases):
                     outcome = town.run(case)
                     outcomes.append(outcome)

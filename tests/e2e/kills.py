@@ -1,9 +1,7 @@
 """kill -9 of a program at a phase of an activation, and what is left of the installation then.
 
-No phase is held by the product: the record is read every few milliseconds, and as soon as it names
-the phase, the worker is stopped (SIGSTOP) and the record is read again. What it says then is where
-the worker stands; the victim is killed, and the worker goes on. Where the phase was over already,
-the activation runs to its end and the case is tried again.
+A trap catches the worker in the phase, the victim is killed, and the worker goes on. What a trap
+misses runs to its end, and the case is tried again.
 """
 
 from __future__ import annotations
@@ -13,11 +11,11 @@ import signal
 import sqlite3
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import httpx
 
@@ -28,6 +26,8 @@ from tests.e2e.load import Load
 MODEL = "smollm2-135m"
 NAME = "kills"
 """The deployment of that model."""
+CANCEL = "a cancel"
+"""Instead of a victim: a person cancels."""
 VICTIMS = ("worker", "panel", "broker", "supervisor", "gate")
 MODES = ("overlap", "swap")
 WAYS = {
@@ -37,8 +37,6 @@ WAYS = {
     ("swap", True): BACK_SWAP,
 }
 POLL_S = 0.002
-TRIES = 12
-"""How often a phase may be over before the worker was stopped; the shortest take milliseconds."""
 SETTLED_S = 300.0
 ENDED = ("succeeded", "failed", "errored", "cancelled")
 CUTS = ("gate", "supervisor")
@@ -98,6 +96,9 @@ class Row:
     error: str
 
 
+NOTHING = Row(0, "", "", 0, "")
+
+
 class Record:
     """The installation's database, read past the product."""
 
@@ -113,7 +114,7 @@ class Record:
             " where d.name = ? order by a.id desc limit 1",
             (NAME,),
         ).fetchone()
-        return Row(*found) if found else Row(0, "", "", 0, "")
+        return Row(*found) if found else NOTHING
 
     def live(self) -> int:
         """The live generation's number, 0 = none."""
@@ -154,12 +155,68 @@ class Record:
         ).fetchall()
 
 
+class Trap(Protocol):
+    """How the worker is caught in a phase."""
+
+    tries: int
+    """How often it may miss the phase before that is a fault."""
+
+    def laid(self, case: Case) -> AbstractContextManager[None]:
+        """From before the activation begins until the victim is dead, or nothing was caught."""
+        ...
+
+    def has(self, case: Case, row: Row) -> bool:
+        """Whether the worker stands in the phase, as far as can be seen; `row` was read just now."""
+        ...
+
+    def kept(self, case: Case) -> AbstractContextManager[bool]:
+        """The worker goes nowhere while the block runs; False = it had gone on already."""
+        ...
+
+
+class Glimpse:
+    """Watches the record: nothing holds a phase, and the short ones may be over too soon.
+
+    As soon as the record names the phase, the worker is stopped (SIGSTOP), and the record is read
+    again: what it says then is where the worker stands.
+    """
+
+    tries = 12
+
+    def __init__(self, site: Installation) -> None:
+        self._supervisor = site.supervisor
+        self._record = Record(site.home.database)
+        self._worker = 0
+
+    @contextmanager
+    def laid(self, case: Case) -> Iterator[None]:
+        """Know whom to stop."""
+        self._worker = self._supervisor.pid("worker") or 0
+        assert self._worker
+        yield
+
+    def has(self, case: Case, row: Row) -> bool:
+        """The record names the phase."""
+        return row.phase == case.phase
+
+    @contextmanager
+    def kept(self, case: Case) -> Iterator[bool]:
+        """The worker is stopped, and its pool, which is in its group."""
+        os.killpg(self._worker, signal.SIGSTOP)
+        try:
+            row = self._record.newest()
+            yield row.phase == case.phase and row.state not in ENDED
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(self._worker, signal.SIGCONT)
+
+
 @contextmanager
 def town_in(
-    site: Installation, folder: Path, modes: Sequence[str], *, clients: int
+    site: Installation, folder: Path, modes: Sequence[str], trap: Trap, *, clients: int
 ) -> Iterator[Town]:
     """The generations of these modes, one live, under a load that ends with the block."""
-    town = Town(site, Load(site.gate, site.key(), NAME), folder)
+    town = Town(site, Load(site.gate, site.key(), NAME), folder, trap)
     for mode in modes:
         town.prepare(mode)
     site.answered(town.load.key, NAME)
@@ -170,9 +227,10 @@ def town_in(
 class Town:
     """One installation in which programs are killed."""
 
-    def __init__(self, site: Installation, load: Load, folder: Path) -> None:
+    def __init__(self, site: Installation, load: Load, folder: Path, trap: Trap) -> None:
         self.site = site
         self.load = load
+        self.trap = trap
         self.record = Record(site.home.database)
         self._folder = folder
         self._good: dict[str, tuple[int, int]] = {}
@@ -218,14 +276,14 @@ class Town:
         if self.record.live() not in self._good[case.mode]:
             self._activate(self.other(case.mode))
         struck = 0.0
-        while not struck and outcome.tries < TRIES:
+        while not struck and outcome.tries < self.trap.tries:
             outcome.tries += 1
             old = self.record.live()
             target = self._bad[case.mode] if case.back else self.other(case.mode)
             began = time.monotonic()
             struck = self._strike(case, target)
         if not struck:
-            outcome.faults.append(f"{case.phase} was never caught in {TRIES} tries")
+            outcome.faults.append(f"{case.phase} was never caught in {outcome.tries} tries")
             return
         faults = self._settle()
         settled = time.monotonic()
@@ -240,39 +298,41 @@ class Town:
     def _strike(self, case: Case, target: int) -> float:
         """Activate, and kill the victim in the phase; when that was, 0 = it was over too soon."""
         before = self.record.newest().id
-        worker = self.site.supervisor.pid("worker")
-        victim = (
-            self.site.supervisor.pid_of_daemon()
-            if case.victim == "supervisor"
-            else self.site.supervisor.pid(case.victim)
-        )
-        assert worker
-        assert victim
-        click = self._click(target)
-        try:
-            while True:
-                row = self.record.newest()
-                if row.id > before and row.phase == case.phase:
-                    break
-                if row.id > before and row.state in ENDED:
-                    return 0.0
-                if click.poll():
-                    raise AssertionError(f"mm activate: {click.communicate()[0]!r}")
-                time.sleep(POLL_S)
-            os.killpg(worker, signal.SIGSTOP)  # its pool is in its group
-            try:
-                row = self.record.newest()
-                if row.phase != case.phase or row.state in ENDED:
-                    return 0.0
-                struck = time.monotonic()
-                os.kill(victim, signal.SIGKILL)
-            finally:
-                with suppress(ProcessLookupError):
-                    os.killpg(worker, signal.SIGCONT)
-            return struck
-        finally:
-            click.wait(SETTLED_S)
-            self._wait_ended(before)
+        blow = self._blow(case.victim)
+        with self.trap.laid(case), self._click(target) as click:
+            struck = self._wait_and_strike(blow, case, before, click)
+        self._wait_ended(before)
+        return struck
+
+    def _blow(self, victim: str) -> Callable[[], object]:
+        """What is done to the activation when it is caught."""
+        if victim == CANCEL:
+            return lambda: self.site.run("cancel", NAME)
+        control = self.site.supervisor
+        pid = control.pid_of_daemon() if victim == "supervisor" else control.pid(victim)
+        assert pid
+        return lambda: os.kill(pid, signal.SIGKILL)
+
+    def _wait_and_strike(
+        self, blow: Callable[[], object], case: Case, before: int, click: subprocess.Popen[bytes]
+    ) -> float:
+        while not self.trap.has(case, row := self._under_way(before)):
+            if row.state in ENDED:
+                return 0.0
+            if click.poll():
+                raise AssertionError(f"mm activate: {click.communicate()[0]!r}")
+            time.sleep(POLL_S)
+        with self.trap.kept(case) as kept:
+            if not kept:
+                return 0.0
+            struck = time.monotonic()
+            blow()
+        return struck
+
+    def _under_way(self, before: int) -> Row:
+        """The activation that has just been asked for; a row without a phase before it is there."""
+        row = self.record.newest()
+        return row if row.id > before else NOTHING
 
     def _click(self, target: int) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
@@ -349,9 +409,10 @@ class Town:
     def _judge_end(self, case: Case, outcome: Outcome, old: int, target: int) -> Iterator[str]:
         live = self.record.live()
         row = self.record.newest()
-        if live == target and row.state == "succeeded" and not case.back:
+        forward = not case.back and case.victim != CANCEL
+        if live == target and row.state == "succeeded" and forward:
             outcome.end = "live"
-        elif live == old and row.state == "failed":
+        elif live == old and row.state == ("cancelled" if case.victim == CANCEL else "failed"):
             outcome.end = "restored"
         else:
             outcome.end = "wrong"
