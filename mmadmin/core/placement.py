@@ -292,19 +292,17 @@ def _too_large(
             f"it needs {_gib(own)} of main memory and "
             f"{_gib(host.facts.memory_available_bytes)} are available"
         )
-    found = tuple(
-        suggest(
-            wanted.shape,
-            wanted.run,
-            best,
-            reserve_bytes=RESERVE_BYTES,
-            calibration=host.calibration,
-        )
-        if gpus
-        else ()
+    memory = host.facts.memory_available_bytes + sum(r.host_bytes for r in host.running)
+    found = suggest(
+        wanted.shape,
+        wanted.run,
+        best,
+        reserve_bytes=RESERVE_BYTES,
+        host_room_bytes=memory - HOST_RESERVE_BYTES,
+        calibration=host.calibration,
     )
     remedy = found[0].words if found else "take a smaller quant, or a host with more memory"
-    return Refusal(host.name, reason, remedy, prediction=prediction, suggestions=found)
+    return Refusal(host.name, reason, remedy, prediction=prediction, suggestions=tuple(found))
 
 
 def _with_host(case: Case, facts: HostFacts, gpus: Sequence[GpuFacts]) -> Case:

@@ -29,8 +29,19 @@ class Suggestion:
     words: str
 
 
-def fits(prediction: Prediction, devices: Sequence[Device], *, reserve_bytes: int = 0) -> bool:
-    """True when every device has room for its share and the reserve."""
+def fits(
+    prediction: Prediction,
+    devices: Sequence[Device],
+    *,
+    reserve_bytes: int = 0,
+    host_room_bytes: int | None = None,
+) -> bool:
+    """True when every device has room for its share and the reserve.
+
+    Without devices the main memory has to hold all of it: `host_room_bytes` (None = not looked at).
+    """
+    if not devices and host_room_bytes is not None and prediction.host_bytes > host_room_bytes:
+        return False
     return all(
         need + reserve_bytes <= device.free_bytes
         for need, device in zip(prediction.per_device, devices, strict=True)
@@ -44,6 +55,7 @@ def largest_context(
     devices: Sequence[Device],
     *,
     reserve_bytes: int = 0,
+    host_room_bytes: int | None = None,
     calibration: Calibration | None = None,
 ) -> int:
     """The most tokens a slot that fit, a multiple of 1024 up to the training context; 0 = none."""
@@ -53,7 +65,7 @@ def largest_context(
         tried = predict(
             shape, replace(run, context=middle * 1024), devices, calibration=calibration
         )
-        if fits(tried, devices, reserve_bytes=reserve_bytes):
+        if fits(tried, devices, reserve_bytes=reserve_bytes, host_room_bytes=host_room_bytes):
             low = middle
         else:
             high = middle - 1
@@ -135,17 +147,23 @@ def suggest(
     devices: Sequence[Device],
     *,
     reserve_bytes: int = 0,
+    host_room_bytes: int | None = None,
     calibration: Calibration | None = None,
 ) -> list[Suggestion]:
     """Changes that make it fit, the smallest first: split, cache type, fewer slots, context."""
     found: list[Suggestion] = []
     least = predict(shape, replace(run, context=256, slots=1), devices, calibration=calibration)
-    if sum(least.per_device) > sum(device.free_bytes - reserve_bytes for device in devices):
+    if devices:
+        room = sum(device.free_bytes - reserve_bytes for device in devices)
+        possible = sum(least.per_device) <= room
+    else:
+        possible = fits(least, devices, host_room_bytes=host_room_bytes)
+    if not possible:
         return found  # not even the weights have a place
 
     def attempt(words: str, tried: RunShape, **options: Json) -> None:
         made = predict(shape, tried, devices, calibration=calibration)
-        if fits(made, devices, reserve_bytes=reserve_bytes):
+        if fits(made, devices, reserve_bytes=reserve_bytes, host_room_bytes=host_room_bytes):
             found.append(Suggestion({**shared, **options}, made, words))
 
     base = run
@@ -168,7 +186,12 @@ def suggest(
         if found and found[-1].options.get("slots") == slots:
             break
     context = largest_context(
-        shape, base, devices, reserve_bytes=reserve_bytes, calibration=calibration
+        shape,
+        base,
+        devices,
+        reserve_bytes=reserve_bytes,
+        host_room_bytes=host_room_bytes,
+        calibration=calibration,
     )
     if 0 < context < (run.context or shape.context_train):
         attempt(

@@ -135,6 +135,34 @@ def test_unlike_gpus_are_not_mixed() -> None:
     assert answer.refusals[0].host == "mixed"
 
 
+def test_less_context_is_suggested_on_a_host_without_gpus() -> None:
+    """The most that its main memory holds; none where not even the weights fit."""
+    shape = llama(
+        layers=32,
+        embedding=4096,
+        feed_forward=14336,
+        heads=32,
+        kv_heads=8,
+        head_size=128,
+        vocabulary=32000,
+        quant="Q4_K_M",
+        context=1 << 20,
+    )
+    run = RunShape(context=1 << 20, gpu_layers=0)
+    asked = Wanted(shape, run, case_of("llama-server", shape, run))
+    view = HostView("desk", host([], memory_gib=16))
+    refused = place(asked, [view]).refusals[0]
+    words, context = refused.remedy, refused.suggestions[-1].options["context"]
+    assert isinstance(context, int)
+    assert words == f"a context of {context} tokens a request"
+    for tokens, ok in ((context, True), (context + 1024, False)):
+        tried = replace(run, context=tokens)
+        answer = place(Wanted(shape, tried, case_of("llama-server", shape, tried)), [view])
+        assert bool(answer.candidates) is ok, tokens
+    tiny = place(asked, [HostView("stamp", host([], memory_gib=1))]).refusals[0]
+    assert tiny.remedy == "take a smaller quant, or a host with more memory"
+
+
 def test_a_refusal_suggests_what_would_fit() -> None:
     """Too much context is answered with options whose prediction fits."""
     run = replace(SEED, context=131072)
