@@ -75,6 +75,9 @@ class Says:
         """One line a step."""
         print(f"building {derivation.label}: {why}", flush=True)
 
+    def step_waiting(self, derivation: Derivation, holder: str) -> None:
+        """Nobody else builds here."""
+
     def step_cached(self, derivation: Derivation, _found: Any) -> None:
         """Nothing to do."""
         print(f"cached {derivation.label}", flush=True)

@@ -19,7 +19,7 @@ from django.utils.module_loading import import_string
 
 from mmadmin.core.activation import Walk, may_cancel, resumed
 from mmadmin.core.incarnation import Incarnation
-from mmadmin.core.lifecycle import GenerationState, JobState
+from mmadmin.core.lifecycle import GenerationState, JobState, waits_words
 from mmadmin.core.spec import parse_spec
 from mmadmin.core.trial import END, MINUTES, Phase, Standing, standing
 
@@ -272,13 +272,29 @@ class Build(Job):
     """`Plan.as_json()`: steps with state and reason, bytes to fetch."""
     activate_after = models.BooleanField(default=False)
     phase = models.CharField(max_length=16, blank=True)
-    """locking, planning, building: what it does now."""
+    """locking, planning, building, waiting (another build makes a step of it): what it does now."""
 
     class Meta:
         ordering: ClassVar[list[str]] = ["-id"]
         indexes: ClassVar[list[models.Index]] = [
             models.Index(fields=["state", "lease_expires_at"], name="build_due"),
         ]
+
+    def crowded_out_by(self) -> int:
+        """How many builds take all the places of its host; 0 = one is free for it.
+
+        A plan takes none and needs none.
+        """
+        if self.dry_run:
+            return 0
+        others = Build.objects.filter(
+            host=self.host_id,
+            dry_run=False,
+            state=JobState.RUNNING,
+            lease_expires_at__gt=timezone.now(),
+        ).exclude(pk=self.pk)
+        many = others.count()
+        return many if many >= settings.BUILDS_AT_ONCE else 0
 
 
 class Browse(Job):
@@ -364,6 +380,8 @@ class BuildStep(models.Model):
     state = models.CharField(max_length=16, choices=StepState.choices, default=StepState.WAITING)
     why = models.TextField(blank=True)
     """Why it is cached or must be built."""
+    waits_for = models.CharField(max_length=200, blank=True)
+    """Who makes the same step now, in words; its result will be taken. Empty = it does not wait."""
     output = models.CharField(max_length=255, blank=True)
     """Object name."""
     size_bytes = models.BigIntegerField(default=0)
@@ -379,6 +397,11 @@ class BuildStep(models.Model):
         constraints: ClassVar[list[Any]] = [
             models.UniqueConstraint(fields=["build", "derivation"], name="step_once_a_build"),
         ]
+
+    @property
+    def words(self) -> str:
+        """Whom it waits for, else why it is cached or must be built."""
+        return waits_words(self.waits_for) if self.waits_for else self.why
 
 
 class LogChunk(models.Model):

@@ -41,7 +41,7 @@ from mmadmin.core.errors import (
 )
 from mmadmin.core.facts import HostFacts
 from mmadmin.core.history_file import only_the_same
-from mmadmin.core.lifecycle import GenerationState
+from mmadmin.core.lifecycle import GenerationState, waits_words
 from mmadmin.core.lock import Lock, lock_as_json, lock_from_json
 from mmadmin.core.planner import Plan, plan
 from mmadmin.core.recipe import Recipe
@@ -249,6 +249,7 @@ def _write_steps(build: Build, goal: Derivation, planned: Plan) -> None:
                 "why": step.why,
                 "output": step.output or "",
                 "size_bytes": step.size_bytes,
+                "waits_for": "",
                 "error": None,
             },
         )
@@ -287,6 +288,7 @@ def _realise(
                 recipe_of=hands.recipe,
                 host=recorder.job.host.name,
                 substituter=substituter,
+                owner=f"build {recorder.job.pk} of {generation.uid}",
             )
     except LeaseLost:
         raise
@@ -342,21 +344,54 @@ class StepRecorder:
     def step_started(self, derivation: Derivation, why: str) -> None:
         """The step is being built or fetched."""
         self.recorder.check()
+        if self.step(derivation).waits_for:
+            self._go_on(derivation, "did not get it made")
         self._write(
             derivation,
             state=StepState.RUNNING,
             why=why,
+            waits_for="",
             started_at=timezone.now(),
             ended_at=None,
             error=None,
         )
 
+    def step_waiting(self, derivation: Derivation, holder: str) -> None:
+        """Another builder makes the same: say who, once, and look for a cancel each time."""
+        self.recorder.check()
+        step = self.step(derivation)
+        if step.waits_for == holder:
+            return
+        if not step.waits_for:
+            self.recorder.phase("waiting")
+        step.waits_for = holder
+        self.recorder.log(waits_words(holder), step.pk)
+        self._write(derivation, state=StepState.WAITING, waits_for=holder, started_at=None)
+
+    def _go_on(self, derivation: Derivation, outcome: str) -> None:
+        """The wait is over."""
+        step = self.step(derivation)
+        self.recorder.log(f"{step.waits_for} {outcome}", step.pk)
+        step.waits_for = ""
+        self.recorder.phase("building")
+
     def step_cached(self, derivation: Derivation, found: StoreObject) -> None:
-        """Nothing had to be done."""
-        if derivation.digest in self._steps:
-            self._write(
-                derivation, state=StepState.CACHED, output=found.name, size_bytes=found.size
-            )
+        """Nothing had to be done, or another builder did it meanwhile."""
+        step = self._steps.get(derivation.digest)
+        if step is None:
+            return
+        more: dict[str, Any] = {}
+        if step.waits_for:
+            more = {"why": f"made meanwhile by {step.waits_for}", "waits_for": ""}
+            self._go_on(derivation, "has made it")
+        self._write(
+            derivation,
+            state=StepState.CACHED,
+            output=found.name,
+            size_bytes=found.size,
+            started_at=None,
+            **more,
+        )
 
     def step_built(self, derivation: Derivation, found: StoreObject, seconds: float) -> None:  # noqa: ARG002
         """The step is done, here or by another host."""

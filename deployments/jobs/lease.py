@@ -18,9 +18,8 @@ from datetime import timedelta
 from functools import lru_cache
 from typing import Any, TypeVar, cast
 
-from django.conf import settings
 from django.db import connection, transaction
-from django.db.models import F
+from django.db.models import F, Q
 from django.db.models.functions import Coalesce
 from django.utils import timezone
 
@@ -97,7 +96,7 @@ def claim(model: type[J], job_id: int) -> J | None:
     if job.attempts >= job.max_attempts:
         end(job, JobState.FAILED, KILLED.as_json())
         return None
-    if isinstance(job, Build) and not _has_a_slot(job):
+    if isinstance(job, Build) and job.crowded_out_by():
         return None
     if isinstance(job, Trial) and job.asleep:
         return None
@@ -117,19 +116,6 @@ def claim(model: type[J], job_id: int) -> J | None:
     job.refresh_from_db()
     announce(job)
     return job
-
-
-def _has_a_slot(build: Build) -> bool:
-    """Only so many builds run at once on a host; a plan always may."""
-    if build.dry_run:
-        return True
-    running = Build.objects.filter(
-        host=build.host_id,
-        dry_run=False,
-        state=JobState.RUNNING,
-        lease_expires_at__gt=timezone.now(),
-    ).exclude(pk=build.pk)
-    return running.count() < settings.BUILDS_AT_ONCE
 
 
 def extend(job: AnyJob) -> None:
@@ -214,8 +200,10 @@ def end(job: AnyJob, state: JobState, error: dict[str, Any] | None = None) -> bo
 def _end_build(build: Build, error: dict[str, Any] | None) -> None:
     """A build that did not succeed: its open steps end, its generation fails in words."""
     cancelled = build.state == JobState.CANCELLED
-    BuildStep.objects.filter(build=build, state=StepState.RUNNING).update(
+    begun = Q(state=StepState.RUNNING) | ~Q(waits_for="")
+    BuildStep.objects.filter(begun, build=build).update(
         state=StepState.CANCELLED if cancelled else StepState.FAILED,
+        waits_for="",
         error=error,
         ended_at=timezone.now(),
     )

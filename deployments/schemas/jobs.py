@@ -154,6 +154,9 @@ class StepOut(Schema):
     inputs: list[str]
     state: str
     why: str
+    waits_for: str = Field(
+        description="Who makes the same step now, whose result will be taken; else empty."
+    )
     output: str
     size_bytes: int
     progress_done: int
@@ -175,6 +178,7 @@ class StepOut(Schema):
             inputs=row.inputs,
             state=row.state,
             why=row.why,
+            waits_for=row.waits_for,
             output=row.output,
             size_bytes=row.size_bytes,
             progress_done=row.progress_done,

@@ -54,6 +54,7 @@ def _sums(it: Build) -> dict[str, object]:
         "to_fetch": sum(s.size_bytes for s in steps if s.state in {"waiting", "running"}),
         "plan": plan,
         "active": it.state in {"queued", "running"},
+        "crowded": it.crowded_out_by() if it.state == "queued" else 0,
         "graph": draw(cast("list[Node]", steps)),
     }
 

@@ -36,6 +36,7 @@ from mmadmin.core.canonical import parse
 from mmadmin.core.derivation import Derivation, thawed, topological
 from mmadmin.core.errors import MmError
 from mmadmin.core.home import Home
+from mmadmin.core.lifecycle import waits_words
 from mmadmin.core.lock import Lock, lock_as_json, lock_from_json
 from mmadmin.core.planner import Plan
 from mmadmin.core.planner import plan as plan_of
@@ -152,6 +153,7 @@ class Watcher:
     task: TaskID | None = None
     steps: list[dict[str, Any]] = field(default_factory=list)
     said_at: float = 0.0
+    waits_for: tuple[str, str] = ("", "")
 
     def _line(self, mark: str, derivation: Derivation, words: str) -> None:
         if not self.quiet:
@@ -171,12 +173,20 @@ class Watcher:
 
     def step_started(self, derivation: Derivation, why: str) -> None:
         """Say what begins and why."""
+        self._end_bar()
         self._line("[cyan]▸[/]", derivation, why)
         if self.bar is not None:
             self.task = self.bar.add_task(derivation.label, total=None, words="")
 
+    def step_waiting(self, derivation: Derivation, holder: str) -> None:
+        """Say once who makes the same; Ctrl-C ends the wait."""
+        if self.waits_for != (derivation.digest, holder):
+            self.waits_for = (derivation.digest, holder)
+            self._line("[dim]·[/]", derivation, waits_words(holder))
+
     def step_cached(self, derivation: Derivation, found: StoreObject) -> None:
         """Say what was there."""
+        self._end_bar()
         self._line("[dim]=[/]", derivation, "in the store")
         self._note(derivation, "cached", output=found.name)
 
@@ -267,7 +277,15 @@ def build(
             root = RootClaim("build", spec.name, f"last built by mm build {file}")
             tools = tools_of(home, watcher)
             with open_substituter(home, store) as elsewhere:
-                done = realise(goal, store, tools, watcher, root=root, substituter=elsewhere)
+                done = realise(
+                    goal,
+                    store,
+                    tools,
+                    watcher,
+                    root=root,
+                    substituter=elsewhere,
+                    owner=f"mm build of {spec.name}",
+                )
     if check:
         _show_checks(spec.name, checks, as_json=as_json)
         return

@@ -120,9 +120,10 @@ def follow_build(build_id: int, *, quiet: bool = False) -> Build:
                 _say_queue(view, build, "build", build.phase, time.monotonic() - began)
             for step in steps:
                 state = str(step.state)
-                if state == StepState.WAITING:
+                if state == StepState.WAITING and not step.waits_for:
                     continue
-                view.say(f"step{step.pk}", state, f"  {MARKS[StepState(state)]} {_words(step)}")
+                line = f"  {MARKS[StepState(state)]} {_words(step)}"
+                view.say(f"step{step.pk}", f"{state}{step.waits_for}", line)
     if build.state != JobState.SUCCEEDED:
         raise error_of(build)
     return build
@@ -134,10 +135,19 @@ def _read_build(build_id: int) -> Build:
 
 def _say_queue(view: Screen, job: Build | Activation, what: str, phase: str, waited: float) -> None:
     if job.state == JobState.QUEUED:
-        missing = " (does a worker run? mm status)" if waited > PATIENCE_S else ""
-        view.say("queue", f"queued{missing}", f"  {what} {job.pk} waits for a worker{missing}")
+        words = _queue_words(job, waited)
+        view.say("queue", words, f"  {what} {job.pk} {words}")
     elif phase:
         view.say("queue", phase, f"  {what} {job.pk}: {phase}")
+
+
+def _queue_words(job: Build | Activation, waited: float) -> str:
+    """What a job that has not begun waits for."""
+    if isinstance(job, Build) and (many := job.crowded_out_by()):
+        run = "build runs" if many == 1 else "builds run"
+        return f"waits for a free place: {many} {run} (MM_BUILDS_AT_ONCE)"
+    missing = " (does a worker run? mm status)" if waited > PATIENCE_S else ""
+    return f"waits for a worker{missing}"
 
 
 def _build_picture(build: Build, steps: list[BuildStep], waited: float) -> RenderableType:
@@ -145,8 +155,8 @@ def _build_picture(build: Build, steps: list[BuildStep], waited: float) -> Rende
     for step in steps:
         grid.add_row(MARKS[StepState(step.state)], Text.from_markup(_words(step)))
     if not steps:
-        missing = " (does a worker run? mm status)" if waited > PATIENCE_S else ""
-        words = f"waits for a worker{missing}" if build.state == JobState.QUEUED else build.phase
+        queued = build.state == JobState.QUEUED
+        words = _queue_words(build, waited) if queued else build.phase
         return Text(f"  build {build.pk}: {words or 'begins'} ({seconds_text(waited)})")
     running = next((s for s in steps if s.state == StepState.RUNNING), None)
     last = _last_line(step=running) if running else ""
@@ -169,6 +179,8 @@ def _words(step: BuildStep) -> str:
         case StepState.FAILED:
             words = (step.error or {}).get("message", "failed")
             return f"{name}  [red]{escape(str(words))}[/]"
+        case StepState.WAITING if step.waits_for:
+            return f"{name}  {escape(step.words)}"
         case _:
             return f"{name}  [dim]{escape(str(step.state))}: {escape(step.why)}[/]"
 

@@ -102,7 +102,15 @@ def _from_history(recorded: RecordedGeneration, path: Path, *, as_json: bool) ->
     with watching(quiet=as_json) as watcher, open_substituter(home, store) as elsewhere:
         tools = tools_of(home, watcher)
         with only_the_same():
-            done = realise(recorded.goal, store, tools, watcher, root=root, substituter=elsewhere)
+            done = realise(
+                recorded.goal,
+                store,
+                tools,
+                watcher,
+                root=root,
+                substituter=elsewhere,
+                owner=f"mm rebuild of {recorded.uid}",
+            )
     if done.object != recorded.system:
         raise DigestMismatch(
             f"{recorded.uid} came out as {done.object} instead of {recorded.system}",

@@ -47,7 +47,10 @@ ToolsFor = Callable[[Derivation, Staging, Path], StepTools]
 """(derivation, attempt, log file) → the step's hands."""
 
 EventHook = Callable[[str, str], None]
-"""(event, detail): `waiting` holder, `linked` …, `building` log file name, `built` object name."""
+"""(event, detail): `waiting` holder, `linked` …, `building` log file name, `built` object name.
+
+`waiting` comes several times a second while another builder makes the same; raise to stop waiting.
+"""
 
 
 def no_event(event: str, detail: str) -> None:
@@ -58,7 +61,15 @@ class Observer(Protocol):
     """Sees how a goal is realised; may raise `Cancelled` to stop between steps."""
 
     def step_started(self, derivation: Derivation, why: str) -> None:
-        """The step is being built or fetched."""
+        """The step is being built or fetched; said again when it is, after a wait."""
+        ...
+
+    def step_waiting(self, derivation: Derivation, holder: str) -> None:
+        """Another builder makes the same; its result will be taken. `holder` is its `owner`.
+
+        Asked several times a second, for as long as that takes: return to go on waiting, raise
+        (`Cancelled`, `LeaseLost`) to stop at once.
+        """
         ...
 
     def step_cached(self, derivation: Derivation, found: StoreObject) -> None:
@@ -95,9 +106,9 @@ def build(
 ) -> Realisation:
     """Realise one derivation whose inputs are realised; returns the record.
 
-    Idempotent. Blocks while another process builds the same. Raises `Conflict` when an input is
-    not realised, `DigestMismatch` when pinned content came out otherwise (the bytes are kept
-    under their true digest), and whatever the recipe raises.
+    Idempotent. Waits while another process builds the same, unless `on_event` raises. Raises
+    `Conflict` when an input is not realised, `DigestMismatch` when pinned content came out
+    otherwise (the bytes are kept under their true digest), and whatever the recipe raises.
     """
     outputs = Outputs(store, recipe_of)
     with ExitStack() as stack:
@@ -115,14 +126,16 @@ def realise(
     recipe_of: RecipeOf = catalog.recipe,
     substituter: Substituter | None = None,
     host: str = "",
+    owner: str = "",
 ) -> Realisation:
     """Realise a goal and everything that it needs, in order; returns the goal's record.
 
     What is here already is only reported. Demand-driven: a step that an early cutoff made needless
     is neither built nor reported. What `substituter` can get from other stores is not built; what
-    it cannot after all, is. `root` is set before the lease ends.
+    it cannot after all, is. `root` is set before the lease ends. `owner` says in words who builds,
+    to those who wait for a step of it.
     """
-    with store.lease(f"build of {goal.label}") as lease:
+    with store.lease(owner or f"build of {goal.label}") as lease:
         outputs = Outputs(store, recipe_of, substituter)
         reported = _report_cached(goal, outputs, observer, lease)
         tried: set[str] = set()
@@ -249,10 +262,20 @@ def _step(
     lease: Lease,
     host: str,
 ) -> None:
-    begin = time.monotonic()
+    begin, waited = time.monotonic(), False
+
+    def hear(event: str, detail: str) -> None:
+        nonlocal begin, waited
+        if event == "waiting":
+            waited = True
+            observer.step_waiting(derivation, detail)
+        elif waited and event in {"building", "linked"}:  # the other one did not get it done
+            begin, waited = time.monotonic(), False
+            observer.step_started(derivation, why_now(derivation, outputs))
+
     observer.step_started(derivation, why_now(derivation, outputs))
     try:
-        done, built = _build(derivation, outputs, toolbox_for, no_event, lease=lease, host=host)
+        done, built = _build(derivation, outputs, toolbox_for, hear, lease=lease, host=host)
     except BaseException as error:
         observer.step_failed(derivation, error)
         raise
@@ -292,7 +315,10 @@ def _build(
     if key is None:
         raise Conflict(f"{derivation.label}: an input is not realised")
     with store.lock(
-        f"build-{key}", on_wait=lambda holder: on_event("waiting", holder), owner=lease.owner
+        f"build-{key}",
+        on_wait=lambda holder: on_event("waiting", holder),
+        tell_every_s=0,
+        owner=lease.owner,
     ) as lock_fd:
         store.after("locked")
         outputs.refresh()

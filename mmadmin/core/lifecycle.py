@@ -68,3 +68,8 @@ def check_move(before: GenerationState, after: GenerationState) -> None:
             before=before.value,
             after=after.value,
         )
+
+
+def waits_words(holder: str) -> str:
+    """What is said of a build step that another builder is making."""
+    return f"waits for {holder} (the same step is being built)"

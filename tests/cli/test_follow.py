@@ -1,9 +1,11 @@
 """Watching jobs from the command line: what is said while the records change."""
 
 from collections.abc import Callable
+from datetime import timedelta
 from types import SimpleNamespace
 
 import pytest
+from django.utils import timezone
 
 from deployments.models import (
     Activation,
@@ -81,6 +83,48 @@ def test_a_build_is_told_step_by_step(build: Build, script: list, capsys) -> Non
     assert said.count("▸ merge m") == 2, "again after ten seconds"
     assert "5 B of 10 B" in said
     assert "✓ merge m" in said
+
+
+def test_a_step_that_another_build_makes_is_told(build: Build, script: list, capsys) -> None:
+    """It is not shown as running: whom it waits for, then that it is there."""
+
+    def wait() -> None:
+        states(build, JobState.RUNNING, phase="waiting")()
+        BuildStep.objects.create(
+            build=build, position=0, derivation="0" * 64, name="llama.cpp",
+            recipe="build-engine", waits_for="build 3 of other/1", why="its inputs are new",
+        )  # fmt: skip
+
+    def end() -> None:
+        BuildStep.objects.update(state="cached", waits_for="", why="made by build 3 of other/1")
+        states(build, JobState.SUCCEEDED)()
+
+    script += [wait, lambda: None, end]
+    follow.follow_build(build.pk)
+    said = capsys.readouterr().out
+    words = "· build-engine llama.cpp  waits for build 3 of other/1 (the same step is being built)"
+    assert said.count(words) == 1
+    assert "= build-engine llama.cpp  cached: made by build 3 of other/1" in said
+    assert "▸" not in said
+
+
+def test_a_build_that_finds_no_place_says_so(build: Build, script: list, capsys, settings) -> None:
+    """Where others take every place, no worker is missed, however long it waits."""
+    settings.BUILDS_AT_ONCE = 1
+    other = Build.objects.create(
+        host=build.host,
+        spec_toml="",
+        state=JobState.RUNNING,
+        lease_expires_at=timezone.now() + timedelta(hours=1),
+    )
+    script += [lambda: None] * 4
+    script += [states(other, JobState.SUCCEEDED), states(build, JobState.SUCCEEDED)]
+    follow.follow_build(build.pk)
+    told = capsys.readouterr().out.splitlines()
+    assert told == [
+        f"  build {build.pk} waits for a free place: 1 build runs (MM_BUILDS_AT_ONCE)",
+        f"  build {build.pk} waits for a worker (does a worker run? mm status)",
+    ]
 
 
 def test_a_missing_worker_is_suspected(build: Build, script: list, capsys) -> None:

@@ -7,6 +7,8 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ import pytest
 
 from mmadmin.core.builder import RootClaim, build, realise
 from mmadmin.core.derivation import Derivation
-from mmadmin.core.errors import Conflict, DigestMismatch, DiskFull, StepFailed
+from mmadmin.core.errors import Cancelled, Conflict, DigestMismatch, DiskFull, StepFailed
 from mmadmin.core.planner import plan
 from mmadmin.core.store import Store
 from tests.core.workshop import Shop, Tools, Watch, damage, in_child, killer, pin, step, tools_for
@@ -344,6 +346,99 @@ def test_waiting_says_who_builds(store: Store) -> None:
         build(one, store, tools_for, recipe_of=shop.recipe_of, on_event=hear)
     assert heard == ["waiting: build 7"]
     build(one, store, tools_for, recipe_of=shop.recipe_of)
+
+
+class Waiter(Watch):
+    """Acts each time it is told that its step waits."""
+
+    def __init__(self, act: Callable[[int], None]) -> None:
+        super().__init__()
+        self.act = act
+        self.asked = 0
+
+    def step_waiting(self, derivation: Derivation, holder: str) -> None:
+        """Count, and act."""
+        super().step_waiting(derivation, holder)
+        self.asked += 1
+        self.act(self.asked)
+
+
+@contextmanager
+def being_built(store: Store, shop: Shop, error: Exception | None = None) -> Iterator[Any]:
+    """Another thread is in the middle of building "a", as build 7; goes on when told to."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        begun.set()
+        assert go_on.wait(60)
+        if error is not None:
+            raise error
+
+    shop.write.hook = hold
+
+    def work() -> None:
+        mine = Store(store.root, floor_bytes=0)
+        with suppress(StepFailed):
+            realise(step("a"), mine, tools_for, Watch(), recipe_of=shop.recipe_of, owner="build 7")
+        mine.close()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        assert begun.wait(60)
+        yield go_on.set
+    finally:
+        go_on.set()
+        thread.join()
+
+
+def test_a_step_that_another_makes_is_waited_for_and_taken(store: Store) -> None:
+    """Who makes it is told at each look; once it is made it is cached here."""
+    other, shop = Shop(), Shop()
+    with being_built(store, other) as go_on:
+        watch = Waiter(lambda asked: go_on() if asked == 3 else None)
+        goal = step("b", x=step("a"))
+        realise(goal, store, tools_for, watch, recipe_of=shop.recipe_of)
+    assert watch.events == [
+        ("started", "a"),
+        ("waiting", "build 7"),
+        ("cached", "a"),
+        ("started", "b"),
+        ("built", "b"),
+    ]
+    assert (other.ran, shop.ran) == (["a"], ["b"])
+
+
+def test_a_step_that_another_did_not_get_made_is_built(store: Store) -> None:
+    """After the wait the step begins again, as what it now is."""
+    other, shop = Shop(), Shop()
+    with being_built(store, other, StepFailed("it broke")) as go_on:
+        watch = Waiter(lambda _asked: go_on())
+        realise(step("a"), store, tools_for, watch, recipe_of=shop.recipe_of)
+    assert watch.events == [
+        ("started", "a"),
+        ("waiting", "build 7"),
+        ("started", "a"),
+        ("built", "a"),
+    ]
+    assert (other.ran, shop.ran) == (["a"], ["a"])
+
+
+def test_a_wait_ends_when_the_observer_says_so(store: Store) -> None:
+    """A cancel is heeded while the other one still builds; nothing stays leased."""
+    other, shop = Shop(), Shop()
+
+    def cancel(asked: int) -> None:
+        if asked == 2:
+            raise Cancelled("cancelled by a person")
+
+    watch = Waiter(cancel)
+    with being_built(store, other):
+        with pytest.raises(Cancelled):
+            realise(step("a"), store, tools_for, watch, recipe_of=shop.recipe_of)
+        assert [lease.owner for lease in store.leases()] == ["build 7"]
+    assert watch.events == [("started", "a"), ("waiting", "build 7"), ("failed", "a")]
+    assert (other.ran, shop.ran) == (["a"], [])
 
 
 @pytest.mark.parametrize("when", STEPS)

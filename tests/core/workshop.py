@@ -152,6 +152,11 @@ class Watch:
         self.events.append(("started", derivation.name))
         self.whys[derivation.name] = why
 
+    def step_waiting(self, derivation: Derivation, holder: str) -> None:
+        """Keep who it was, once."""
+        if ("waiting", holder) not in self.events:
+            self.events.append(("waiting", holder))
+
     def step_cached(self, derivation: Derivation, found: StoreObject) -> None:
         """Keep it."""
         self.events.append(("cached", derivation.name))

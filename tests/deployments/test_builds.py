@@ -238,6 +238,90 @@ def test_a_cancelled_build_stops(people: People) -> None:
     assert generation.transitions.last().actor == people.bob
 
 
+def sharing(people: People) -> tuple[Build, Build, threading.Thread]:
+    """Two builds that need the same engine: the first makes it (and holds), the second waits."""
+    _, first = deployed(people)
+    second = actions.deploy(people.bob, spec(context=4096), reason="x", activate=False)
+    machines.tell("hold", ["toy-engine"])
+    holder = threading.Thread(target=_in_thread, args=(first.pk,))
+    holder.start()
+    until(lambda: "begin toy-engine" in " ".join(machines.done()))
+    return first, second.builds.get(), holder
+
+
+def test_a_build_says_whose_step_it_waits_for(people: People) -> None:
+    """Phase, step and log name the build that makes the step; then it is cached as ever."""
+    first, second, holder = sharing(people)
+    waiter = threading.Thread(target=_in_thread, args=(second.pk,))
+    waiter.start()
+    engine = BuildStep.objects.filter(build=second, recipe="toy-engine")
+    try:
+        until(lambda: engine.exclude(waits_for="").exists())
+        step = engine.get()
+        words = f"waits for build {first.pk} of smol/1 (the same step is being built)"
+        assert (step.state, step.words, step.started_at) == (StepState.WAITING, words, None)
+        second.refresh_from_db()
+        assert (second.state, second.phase) == (JobState.RUNNING, "waiting")
+    finally:
+        machines.tell("hold", [])
+        holder.join(PATIENCE_S)
+        waiter.join(PATIENCE_S)
+    second.refresh_from_db()
+    step = engine.get()
+    assert (second.state, second.phase) == (JobState.SUCCEEDED, "building")
+    assert (step.state, step.waits_for) == (StepState.CACHED, "")
+    assert step.words == f"made meanwhile by build {first.pk} of smol/1"
+    text = "".join(step.log.values_list("text", flat=True))
+    assert text == f"{words}\nbuild {first.pk} of smol/1 has made it\n"
+    assert sum(line.startswith("begin toy-engine") for line in machines.done()) == 1
+
+
+def test_a_build_that_waits_for_another_can_be_cancelled(people: People) -> None:
+    """It ends while the other one still builds, and its step with it."""
+    first, second, holder = sharing(people)
+    waiter = threading.Thread(target=_in_thread, args=(second.pk,))
+    waiter.start()
+    engine = BuildStep.objects.filter(build=second, recipe="toy-engine")
+    try:
+        until(lambda: engine.exclude(waits_for="").exists())
+        actions.cancel_build(people.bob, second.pk)
+        waiter.join(PATIENCE_S)
+        assert not waiter.is_alive()
+        assert holder.is_alive()
+        second.refresh_from_db()
+        first.refresh_from_db()
+        assert (second.state, first.state) == (JobState.CANCELLED, JobState.RUNNING)
+        step = engine.get()
+        assert (step.state, step.waits_for) == (StepState.CANCELLED, "")
+    finally:
+        machines.tell("hold", [])
+        holder.join(PATIENCE_S)
+        waiter.join(PATIENCE_S)
+    first.refresh_from_db()
+    assert first.state == JobState.SUCCEEDED
+
+
+def test_a_build_that_waits_heeds_the_loss_of_its_lease(people: People) -> None:
+    """Another worker has the job: the wait ends, and nothing more is written."""
+    _, second, holder = sharing(people)
+    waiter = threading.Thread(target=_in_thread, args=(second.pk,))
+    waiter.start()
+    engine = BuildStep.objects.filter(build=second, recipe="toy-engine")
+    try:
+        until(lambda: engine.exclude(waits_for="").exists())
+        Build.objects.filter(pk=second.pk).update(fence=7, holder="elsewhere:1:1:x")
+        waiter.join(PATIENCE_S)
+        assert not waiter.is_alive()
+        assert holder.is_alive()
+        second.refresh_from_db()
+        assert (second.state, second.fence) == (JobState.RUNNING, 7)
+        assert engine.get().state == StepState.WAITING
+    finally:
+        machines.tell("hold", [])
+        holder.join(PATIENCE_S)
+        waiter.join(PATIENCE_S)
+
+
 def _in_thread(build_id: int) -> None:
     try:
         tasks.run_build(build_id)
@@ -326,9 +410,12 @@ def test_builds_wait_for_a_slot(people: People, settings) -> None:
     _, first = deployed(people)
     assert lease.claim(Build, first.pk) is not None
     second = actions.deploy(people.bob, spec(context=4096), reason="x", activate=False)
-    assert lease.claim(Build, second.builds.get().pk) is None
+    waiting = second.builds.get()
+    assert lease.claim(Build, waiting.pk) is None
+    assert waiting.crowded_out_by() == 1
     lease.end(Build.objects.get(pk=first.pk), JobState.SUCCEEDED)
-    assert lease.claim(Build, second.builds.get().pk) is not None
+    assert waiting.crowded_out_by() == 0
+    assert lease.claim(Build, waiting.pk) is not None
 
 
 def test_a_browse_tells_what_a_repository_offers(people: People) -> None:

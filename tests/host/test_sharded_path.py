@@ -54,6 +54,9 @@ class Seen:
     def step_started(self, derivation: Derivation, why: str) -> None:
         """Not of interest."""
 
+    def step_waiting(self, derivation: Derivation, holder: str) -> None:
+        """Not of interest."""
+
     def step_cached(self, derivation: Derivation, found: StoreObject) -> None:
         """Noted by recipe."""
         self.cached.append(derivation.recipe)

@@ -1000,3 +1000,20 @@ def test_only_what_answers_can_be_asked(viewer: Client) -> None:
     assert "loading and proving the engine" in page
     Trial.objects.filter(generation__number=4).update(phase="drain")
     assert f'value="{NAME}/4"' not in viewer.get("/playground/").content.decode()
+
+
+def test_a_build_says_what_it_waits_for(viewer: Client, settings) -> None:
+    """A free place, when others take them all; another build, when it makes the same step."""
+    settings.BUILDS_AT_ONCE = 1
+    running = Build.objects.get(state="running")
+    Build.objects.filter(pk=running.pk).update(lease_expires_at=timezone.now() + timedelta(hours=1))
+    queued = Build.objects.create(host=running.host, spec_toml="")
+    text = viewer.get(f"/builds/{queued.pk}/").content.decode()
+    assert "Waiting for a free place: 1 build runs (MM_BUILDS_AT_ONCE)" in text
+    running.steps.filter(state="running").update(state="waiting", waits_for="build 3 of other/1")
+    text = viewer.get(f"/builds/{running.pk}/").content.decode()
+    assert "Waits for build 3 of other/1 (the same step is being built)" in text
+    running.steps.filter(state="waiting").update(waits_for="")
+    Build.objects.filter(pk=running.pk).update(state="succeeded")
+    text = viewer.get(f"/builds/{queued.pk}/").content.decode()
+    assert "Waiting for the host's worker" in text

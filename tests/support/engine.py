@@ -58,6 +58,9 @@ class _Quiet:
     def step_started(self, derivation: Derivation, why: str) -> None:
         pass
 
+    def step_waiting(self, derivation: Derivation, holder: str) -> None:
+        pass
+
     def step_cached(self, derivation: Derivation, found: StoreObject) -> None:
         pass
 

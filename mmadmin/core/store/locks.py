@@ -24,7 +24,7 @@ from mmadmin.core.errors import InvalidDerivation, StoreCorrupt
 from mmadmin.core.incarnation import Incarnation, incarnation_from, start_time
 
 WaitHook = Callable[[str], None]
-"""Told now and then who holds the lock; may raise to stop waiting."""
+"""Told who holds the lock, now and then while it is waited for; may raise to stop waiting."""
 
 POLL_S = 0.05
 REPORT_EVERY_S = 2.0
@@ -36,13 +36,19 @@ def no_wait(holder: str) -> None:
 
 @contextmanager
 def file_lock(
-    path: Path, *, shared: bool = False, on_wait: WaitHook = no_wait, owner: str = ""
+    path: Path,
+    *,
+    shared: bool = False,
+    on_wait: WaitHook = no_wait,
+    tell_every_s: float = REPORT_EVERY_S,
+    owner: str = "",
 ) -> Iterator[int]:
     """Hold a lock on `path`, made if absent; yields the descriptor, for children to inherit.
 
-    Blocks until it is free; `on_wait` hears who holds it, at once and then every 2 s.
+    Looks every `POLL_S` until it is free; `on_wait` hears who holds it, at once and then at the
+    first look after each `tell_every_s` (0: at every look).
     """
-    fd = _locked(path, shared=shared, on_wait=on_wait)
+    fd = _locked(path, shared=shared, on_wait=on_wait, tell_every_s=tell_every_s)
     try:
         if not shared:
             os.ftruncate(fd, 0)
@@ -55,7 +61,7 @@ def file_lock(
         os.close(fd)
 
 
-def _locked(path: Path, *, shared: bool, on_wait: WaitHook) -> int:
+def _locked(path: Path, *, shared: bool, on_wait: WaitHook, tell_every_s: float) -> int:
     wanted = (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB
     report_at = 0.0
     while True:
@@ -67,7 +73,7 @@ def _locked(path: Path, *, shared: bool, on_wait: WaitHook) -> int:
             os.close(fd)
             if time.monotonic() >= report_at:
                 on_wait(holder or "another process")
-                report_at = time.monotonic() + REPORT_EVERY_S
+                report_at = time.monotonic() + tell_every_s
             time.sleep(POLL_S)
             continue
         except BaseException:

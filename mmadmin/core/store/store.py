@@ -26,6 +26,7 @@ from mmadmin.core.store.files import fsync_path, stamp, take_blob, unlink_tree, 
 from mmadmin.core.store.index import TABLES
 from mmadmin.core.store.ingest import Progress, copy_hashing, silent
 from mmadmin.core.store.locks import (
+    REPORT_EVERY_S,
     Lease,
     WaitHook,
     file_lock,
@@ -118,9 +119,17 @@ class Store(Reader):
             return [name for name in names if not self.has_object(name)]
 
     @contextmanager
-    def lock(self, key: str, *, on_wait: WaitHook = no_wait, owner: str = "") -> Iterator[int]:
-        """Hold the named lock; yields a descriptor for children to inherit."""
-        with file_lock(self.layout.lock(key), on_wait=on_wait, owner=owner) as fd:
+    def lock(
+        self,
+        key: str,
+        *,
+        on_wait: WaitHook = no_wait,
+        tell_every_s: float = REPORT_EVERY_S,
+        owner: str = "",
+    ) -> Iterator[int]:
+        """Hold the named lock (see `file_lock`); yields a descriptor for children to inherit."""
+        path = self.layout.lock(key)
+        with file_lock(path, on_wait=on_wait, tell_every_s=tell_every_s, owner=owner) as fd:
             yield fd
 
     @contextmanager

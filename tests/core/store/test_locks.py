@@ -48,6 +48,24 @@ def test_one_at_a_time_and_the_file_goes_away(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_who_waits_may_be_asked_at_every_look(tmp_path: Path) -> None:
+    """With no pause between reports the hook ends a wait within one look."""
+    path, heard = tmp_path / "x.lock", []
+
+    def hear(holder: str) -> None:
+        heard.append(holder)
+        if len(heard) == 3:
+            raise Busy(holder)
+
+    with (
+        file_lock(path, owner="build 3"),
+        pytest.raises(Busy),
+        file_lock(path, on_wait=hear, tell_every_s=0),
+    ):
+        pass
+    assert heard == ["build 3"] * 3
+
+
 def test_many_may_share(tmp_path: Path) -> None:
     """Shared holders exclude an exclusive one, and the other way round."""
     path = tmp_path / "x.lock"
