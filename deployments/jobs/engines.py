@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from django.conf import settings
@@ -21,7 +21,7 @@ from django.utils import timezone
 from deployments import feed
 from deployments.jobs import gates, lease
 from deployments.jobs.recorder import Recorder
-from deployments.models import Generation, Replica, ReplicaState, Trial
+from deployments.models import Generation, Host, Replica, ReplicaState, Trial
 from mmadmin.core.engine import LaunchSpec, Seat
 from mmadmin.core.errors import Conflict, ProbeFailed, Unreachable
 from mmadmin.core.incarnation import Incarnation
@@ -172,20 +172,11 @@ class Engines:
     def _seat(self, generation: Generation) -> Replica:
         """A replica row with a free port: the database decides between two that want it."""
         host = self.recorder.job.host
-        taken = set(
-            Replica.objects.filter(host=host, state__in=ACTIVE_REPLICA).values_list(
-                "port", flat=True
-            )
-        )
-        first = settings.PORTS.engines_from
-        name = generation.deployment.name
-        for port in range(first, first + PORTS):
-            if port in taken or not self.hands.port_is_free(port):
-                continue
+        for port in ports(host, self.hands.port_is_free):
             try:
                 with lease.fenced(self.recorder.job):
                     return Replica.objects.create(
-                        uid=f"{name}.{generation.number}.{secrets.token_hex(4)}",
+                        uid=new_uid(generation),
                         generation=generation,
                         host=host,
                         port=port,
@@ -193,6 +184,7 @@ class Engines:
                     )
             except IntegrityError:
                 continue
+        first = settings.PORTS.engines_from
         raise Conflict(
             f"no free port for an engine from {first} to {first + PORTS - 1}",
             remedy="stop what listens there, or set MM_ENGINE_PORTS_FROM",
@@ -278,6 +270,20 @@ def note_process(replica: Replica, process: Incarnation | None) -> None:
     Replica.objects.filter(pk=replica.pk).update(
         pid=process.pid, started=process.started, boot=process.boot
     )
+
+
+def ports(host: Host, is_free: Callable[[int], bool]) -> Iterator[int]:
+    """Ports for one more engine of the host, lowest first: no replica has them, nothing listens."""
+    taken = set(
+        Replica.objects.filter(host=host, state__in=ACTIVE_REPLICA).values_list("port", flat=True)
+    )
+    first = settings.PORTS.engines_from
+    return (n for n in range(first, first + PORTS) if n not in taken and is_free(n))
+
+
+def new_uid(generation: Generation) -> str:
+    """The name of one more replica of a generation."""
+    return f"{generation.uid.replace('/', '.')}.{secrets.token_hex(4)}"
 
 
 def seat_of(replica: Replica) -> Seat:

@@ -50,6 +50,9 @@ from mmadmin.host.toolbox import HostConfig, HostToolbox
 
 log = logging.getLogger(__name__)
 
+PROOF_S = 60
+"""How long an engine that has loaded may take to show that it is the right one and answers."""
+
 
 class Machine:
     """The hands of builds and of activations on this host."""
@@ -330,6 +333,18 @@ class Machine:
     def alive(self, replica: Replica, launch: LaunchSpec) -> None:
         """Raise `Unreachable` unless a tiny completion comes back in time."""
         liveness(launch, self.secret(replica))
+
+    def prove_again(self, replica: Replica, launch: LaunchSpec) -> None:
+        """Raise unless the engine, which has loaded, is the right one and answers."""
+        wait_ready(
+            self.home,
+            replica.uid,
+            launch,
+            self.secret(replica),
+            deadline_s=PROOF_S,
+            on_progress=lambda line: log.info("%s: %s", replica.uid, line),
+            check=lambda: None,
+        )
 
     def loading(self, replica: Replica, launch: LaunchSpec) -> bool:
         """True while the engine loads its model, for as long as that may take."""

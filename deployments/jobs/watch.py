@@ -1,6 +1,8 @@
 """Whether what should run does run, looked at on a timer.
 
 - an engine that no live generation and no activation wants is ended
+- a live engine that nothing is routed to, because the way back of a failed activation broke off, is
+  started until it proves itself
 - a live engine that differs from its plan (drift) raises an alarm, until it does not
 - a live engine that is not alive is restarted with growing pauses; when it fell soon after it went
   live, the deployment goes back by itself to the generation before (unless that is switched off)
@@ -17,22 +19,25 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import timedelta
 from typing import Protocol
 
 from django.conf import settings
 from django.db import IntegrityError, transaction
+from django.db.models import Exists, OuterRef, QuerySet
 from django.utils import timezone
 
 from deployments import feed
-from deployments.jobs import gates, trials
-from deployments.jobs.engines import ACTIVE_REPLICA, note_process, seat_of
+from deployments.jobs import gates, states, trials
+from deployments.jobs.engines import ACTIVE_REPLICA, new_uid, note_process, ports, seat_of
 from deployments.models import (
     Activation,
     ActivationKind,
     Alarm,
     AlarmKind,
     AuditEvent,
+    Deployment,
     Generation,
     Replica,
     ReplicaState,
@@ -40,7 +45,7 @@ from deployments.models import (
 )
 from deployments.queue import enqueue_on_commit
 from mmadmin.core.engine import LaunchSpec, Seat
-from mmadmin.core.errors import MmError, Unreachable
+from mmadmin.core.errors import MmError, ProbeFailed, Unreachable
 from mmadmin.core.incarnation import Incarnation
 from mmadmin.core.lifecycle import GenerationState, JobState
 from mmadmin.core.spec import parse_spec
@@ -72,6 +77,10 @@ class Hands(Protocol):
         """The running engine's process."""
         ...
 
+    def port_is_free(self, port: int) -> bool:
+        """True when nothing listens on the port of this machine."""
+        ...
+
     def stop(self, replica: Replica) -> None:
         """End the engine."""
         ...
@@ -82,6 +91,10 @@ class Hands(Protocol):
 
     def alive(self, replica: Replica, launch: LaunchSpec) -> None:
         """Raise `Unreachable` unless a tiny completion comes back in time."""
+        ...
+
+    def prove_again(self, replica: Replica, launch: LaunchSpec) -> None:
+        """Raise unless the engine, which has loaded, is the right one and answers."""
         ...
 
     def loading(self, replica: Replica, launch: LaunchSpec) -> bool:
@@ -117,15 +130,43 @@ def watch(hands: Hands) -> None:
                 _look_at(replica, hands, view)
         except MmError as error:
             log.warning("%s: %s", replica.uid, error)
+    _seat_the_unserved(hands)
     _clear_alarms_of_the_gone()
 
 
+def _busy() -> QuerySet[Activation, dict[str, int]]:
+    """Deployments that an activation is working on: their engines are its own business."""
+    return Activation.objects.filter(state__in=ACTIVE_JOB).values("deployment")
+
+
+def _seat_the_unserved(hands: Hands) -> None:
+    """A live generation without a replica gets one, which the next look finds not running."""
+    seated = Replica.objects.filter(
+        generation=OuterRef("live"), state__in=ACTIVE_REPLICA, trial=None
+    )
+    unserved = (
+        Deployment.objects.filter(host__name=settings.HOST_NAME, live__isnull=False)
+        .exclude(pk__in=_busy())
+        .exclude(Exists(seated))
+        .select_related("live__deployment", "host")
+    )
+    for deployment in unserved:
+        live = deployment.live
+        port = next(ports(deployment.host, hands.port_is_free), None)
+        if live is None or port is None:
+            continue
+        with suppress(IntegrityError), transaction.atomic():  # an activation has just taken it
+            replica = Replica.objects.create(
+                uid=new_uid(live), generation=live, host=deployment.host, port=port
+            )
+            log.warning("%s is live and has no engine: %s is to be one", live.uid, replica.uid)
+
+
 def _idle_deployments() -> list[Replica]:
-    """Replicas of deployments that no activation is working on: those are its own business."""
-    busy = Activation.objects.filter(state__in=ACTIVE_JOB).values("deployment")
+    """Replicas of deployments that no activation is working on."""
     return list(
         Replica.objects.filter(host__name=settings.HOST_NAME, state__in=ACTIVE_REPLICA)
-        .exclude(generation__deployment__in=busy)
+        .exclude(generation__deployment__in=_busy())
         .select_related("generation__deployment", "trial__generation", "trial__deployment", "host")
     )
 
@@ -140,6 +181,9 @@ def _end_leftover(replica: Replica, hands: Hands) -> None:
 
 
 def _look_at(replica: Replica, hands: Hands, view: gates.GateView | None) -> None:
+    if replica.state != ReplicaState.READY:
+        _bring_back(replica, hands)
+        return
     launch = hands.launch(replica.generation, seat_of(replica))
     process = hands.process(replica)
     fell = replica.process is not None and process != replica.process
@@ -164,6 +208,40 @@ def _look_at(replica: Replica, hands: Hands, view: gates.GateView | None) -> Non
         _judge_work(replica, launch, hands, mark)
     elif mark is not None or not clients:  # who has some and does not tell is asked afterwards
         _ask(replica, launch, hands)
+
+
+def _bring_back(replica: Replica, hands: Hands) -> None:
+    """The way back of a failed activation broke off: nothing is routed to the live generation.
+
+    Its engine is started until it proves itself; then requests go to it again.
+    """
+    words = "it could not be brought back when an activation failed; it is tried again and again"
+    _raise(replica, AlarmKind.UNHEALTHY, LIVENESS, words)
+    launch = hands.launch(replica.generation, seat_of(replica))
+    process = hands.process(replica)
+    if process is None:
+        _not_alive(replica, launch, hands, "its process does not run", goes_back=False)
+        return
+    if hands.loading(replica, launch):
+        return
+    try:
+        hands.prove_again(replica, launch)
+    except (ProbeFailed, Unreachable) as error:
+        _not_alive(replica, launch, hands, error.message, goes_back=False)
+        return
+    log.warning("%s is back", replica.uid)
+    note_process(replica, process)
+    with transaction.atomic():
+        Replica.objects.filter(pk=replica.pk).update(state=ReplicaState.READY, error="")
+        states.advance(
+            replica.generation_id,
+            GenerationState.LIVE,
+            only_from=(GenerationState.DRAINING,),
+            reason="restored",
+        )
+        Deployment.objects.filter(live=replica.generation_id).update(hold_until=None)
+    feed.publish_snapshot(force=False)
+    _is_alive(replica)
 
 
 def _fell(replica: Replica, process: Incarnation | None, launch: LaunchSpec, hands: Hands) -> None:
@@ -257,14 +335,16 @@ def _is_alive(replica: Replica) -> None:
     _clear(replica, AlarmKind.UNHEALTHY, keep=())
 
 
-def _not_alive(replica: Replica, launch: LaunchSpec, hands: Hands, words: str) -> None:
+def _not_alive(
+    replica: Replica, launch: LaunchSpec, hands: Hands, words: str, *, goes_back: bool = True
+) -> None:
     now = timezone.now()
     failures = replica.failures + 1
     Replica.objects.filter(pk=replica.pk).update(checked_at=now, failures=failures)
     if failures < FAILURES_ALLOWED:
         return
     _raise(replica, AlarmKind.UNHEALTHY, LIVENESS, words)
-    if _go_back(replica.generation, words):
+    if goes_back and _go_back(replica.generation, words):
         return
     pause = min(PAUSE_S * 2**replica.restarts, PAUSE_MAX_S) if replica.restarts else 0
     if replica.restarted_at and replica.restarted_at > now - timedelta(seconds=pause):

@@ -253,6 +253,8 @@ class ToyMachine:
         return port not in told("taken", [])
 
     def start(self, replica: Replica, launch: LaunchSpec) -> None:
+        if replica.generation.uid in told("start-fails", []):
+            raise MmError(f"{replica.generation.uid} cannot be started")
         with self.engines() as running:
             running.setdefault(replica.uid, replica.generation.uid)
         self._act("start", replica.uid)
@@ -304,6 +306,11 @@ class ToyMachine:
         if replica.generation.uid in told("hangs", []):
             raise Unreachable("the engine does not answer: timeout")
 
+    def prove_again(self, replica: Replica, launch: LaunchSpec) -> None:
+        self._act("prove-again", replica.uid)
+        if replica.generation.uid in told("probe-fails", []):
+            raise ProbeFailed(f"{replica.generation.uid} answers nothing")
+
     def loading(self, replica: Replica, launch: LaunchSpec) -> bool:
         return replica.generation.uid in told("loads", [])
 
@@ -315,6 +322,10 @@ class ToyMachine:
 
     def restart(self, replica: Replica, launch: LaunchSpec) -> None:
         self._act("restart", replica.uid)
+        if replica.generation.uid in told("start-fails", []):
+            raise MmError(f"{replica.generation.uid} cannot be started")
+        with self.engines() as running:
+            running.setdefault(replica.uid, replica.generation.uid)
 
     def drift(self, replica: Replica, launch: LaunchSpec) -> Mapping[str, str]:
         return dict(told("drift", {}))

@@ -9,7 +9,7 @@ from datetime import timedelta
 import pytest
 from django.utils import timezone
 
-from deployments import actions, tasks
+from deployments import actions, feed, tasks
 from deployments.jobs import gates
 from deployments.models import (
     Activation,
@@ -21,7 +21,7 @@ from deployments.models import (
     UsageEvent,
 )
 from mmadmin.core.lifecycle import JobState
-from mmadmin.core.snapshot import GATE_PRESENCE_PREFIX
+from mmadmin.core.snapshot import GATE_PRESENCE_PREFIX, Route
 from tests.deployments import machines
 from tests.deployments.conftest import People
 from tests.deployments.specs import spec
@@ -354,3 +354,53 @@ def test_an_engine_that_falls_again_and_again_is_rolled_back(two: Deployment) ->
     alarm = Alarm.objects.get()
     assert alarm.message == "its process ended and was started again"
     assert Activation.objects.filter(actor=None, target__number=1).exists()
+
+
+def route() -> Route:
+    """What the gate is told of the deployment."""
+    return feed.current_snapshot().routes["smol-chat"]
+
+
+@pytest.mark.parametrize("at", ["restart", "reprobe"])
+def test_what_did_not_come_back_is_brought_back(people: People, two: Deployment, at: str) -> None:
+    """An alarm, and the old engine is started until it proves itself; then requests go on."""
+    generation = actions.deploy(people.bob, spec(context=4096), reason="3", activate=False)
+    tasks.run_build(generation.builds.get().pk)
+    machines.tell("room", "swap")
+    machines.tell("probe-fails", ["smol/3", "smol/2"] if at == "reprobe" else ["smol/3"])
+    machines.tell("start-fails", ["smol/2"] if at == "restart" else [])
+    activation = actions.activate(people.bob, "smol", 3, reason="go")
+    tasks.run_activation(activation.pk)
+    activation.refresh_from_db()
+    assert (activation.state, activation.phase) == ("failed", at)
+    assert (route().mode, route().generation) == ("hold", 2)
+    for _ in range(4):
+        tasks.watch_engines()
+    assert "could not be brought back" in Alarm.objects.get(cleared_at=None).message
+    assert not Activation.objects.filter(kind="rollback").exists()
+    assert route().mode == "hold"
+    machines.tell("start-fails", [])
+    machines.tell("probe-fails", [])
+    Replica.objects.update(restarted_at=timezone.now() - timedelta(hours=1))
+    for _ in range(3):
+        tasks.watch_engines()
+    assert (route().mode, route().generation, len(route().replicas)) == ("open", 2, 1)
+    assert list(Generation.objects.order_by("number").values_list("state", flat=True)) == [
+        "retired",
+        "live",
+        "failed",
+    ]
+    assert not Alarm.objects.filter(cleared_at=None).exists()
+
+
+def test_a_live_generation_without_an_engine_gets_one(two: Deployment) -> None:
+    """Whatever took its replica away."""
+    Replica.objects.update(state="stopped")
+    Generation.objects.filter(number=2).update(state="draining")
+    machines.tell("engines", {})
+    for _ in range(4):
+        tasks.watch_engines()
+    assert (route().mode, route().generation, len(route().replicas)) == ("open", 2, 1)
+    assert Generation.objects.get(number=2).state == "live"
+    assert list(machines.told("engines").values()) == ["smol/2"]
+    assert not Alarm.objects.filter(cleared_at=None).exists()
