@@ -7,7 +7,7 @@ that is only described.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -22,8 +22,12 @@ from mmadmin.core.home import Home
 from mmadmin.core.model_shape import ModelShape
 from mmadmin.core.placement import RESERVE_BYTES, Answer, HostView, place
 from mmadmin.core.run_shape import RunShape, device_of
-from mmadmin.core.spec import parse_spec
+from mmadmin.core.spec import Spec, parse_spec
+from mmadmin.core.store import Store
 from mmadmin.core.suggest import largest_context, most_slots
+
+if TYPE_CHECKING:
+    from mmadmin.host.fit import Look
 
 HOSTS = Path(__file__).resolve().parents[2] / "deployments" / "hosts"
 
@@ -37,8 +41,8 @@ Revision = Annotated[str, typer.Option(help="Branch, tag or commit.")]
 def fit(file: SpecFile, *, on: OnHost = "", as_json: JsonFlag = False) -> None:
     """Say whether a deployment fits a host, on which GPUs, and what would make it fit.
 
-    Reads the model's header from the hub by ranges; downloads nothing else. Ends with 1 when it
-    does not fit.
+    Reads the model's header from the hub by ranges; downloads nothing else. A model of a package or
+    an address is read in the store, once it is there. Ends with 1 when it does not fit.
 
     Example: mm fit deployments/catalog/mistral-medium-3.5-v100.toml --on v100x4
     """
@@ -61,7 +65,7 @@ def fit(file: SpecFile, *, on: OnHost = "", as_json: JsonFlag = False) -> None:
         engines = running_engines(home, facts)
         host = HostView("this machine", facts, engines, calibration_of(home))
     with asking("looking at the model's header", quiet=as_json) as say:
-        seen = look(spec, hub_for(say))
+        seen = _stored(spec, home) or look(spec, hub_for(say))
     answer = place(wanted_of(spec, seen.shape, projector_bytes=seen.projector_bytes), [host])
     rows = answer_as_json(answer)
     room = _room(answer, seen.shape, spec.serve, facts)
@@ -90,6 +94,16 @@ def fit(file: SpecFile, *, on: OnHost = "", as_json: JsonFlag = False) -> None:
             )
     if not answer.candidates:
         raise typer.Exit(1)
+
+
+def _stored(spec: Spec, home: Home) -> Look | None:
+    """A model whose header no one can read before the download, where it is in the store."""
+    if spec.model.source in {"hub", "path"} or not home.store.exists():
+        return None
+    from mmadmin.cli.build import locked
+    from mmadmin.host.fit import stored
+
+    return stored(spec, locked(spec, home, quiet=True), Store(home.store))
 
 
 def _room(answer: Answer, shape: ModelShape, serve: Options, facts: HostFacts) -> dict[str, int]:

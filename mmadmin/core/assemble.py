@@ -50,7 +50,10 @@ def assemble(spec: Spec, lock: Lock, facts: HostFacts) -> Derivation:
     template = _template(spec, lock, whole, whole_file)
     if template is not None:
         parts["template"] = template
-    mmproj_file = _mmproj(spec, lock, parts)
+    mmproj_file = None
+    projector = fetched_projector(spec, lock)
+    if projector is not None:
+        parts["mmproj"], mmproj_file = projector
     manifest: dict[str, Json] = {
         "engine_kind": spec.engine.kind,
         "alias": spec.public_name,
@@ -171,8 +174,8 @@ def _check_cuda(architectures: Sequence[int], facts: HostFacts) -> None:
         )
 
 
-def _model(spec: Spec, lock: Lock, engine: Derivation) -> tuple[Derivation, str]:
-    """The model before quantization, and its file's path inside the object."""
+def fetched_model(spec: Spec, lock: Lock) -> tuple[Derivation, str]:
+    """The model as it is published, and its (first) file's path inside the object."""
     if not lock.model:
         raise InvalidInput("the lock names no model file", remedy="make the lock again")
     if spec.model.source == "index":
@@ -181,7 +184,12 @@ def _model(spec: Spec, lock: Lock, engine: Derivation) -> tuple[Derivation, str]
         params: dict[str, Json] = {"subtree": "", "members": [spec.model.file]}
         return step("unpack", _stem(file), params, {"archive": archive}), file
     first = min(file.path for file in lock.model)
-    fetched = _fetch(_stem(first), lock.model)
+    return _fetch(_stem(first), lock.model), first
+
+
+def _model(spec: Spec, lock: Lock, engine: Derivation) -> tuple[Derivation, str]:
+    """The model before quantization, and its file's path inside the object."""
+    fetched, first = fetched_model(spec, lock)
     if len(lock.model) == 1 or not spec.model.merge:
         return fetched, first
     if spec.engine.prebuilt:
@@ -195,18 +203,16 @@ def _model(spec: Spec, lock: Lock, engine: Derivation) -> tuple[Derivation, str]
     return step("merge", _stem(first), {"first": first, "output": merged}, inputs), merged
 
 
-def _mmproj(spec: Spec, lock: Lock, parts: dict[str, Derivation]) -> str | None:
-    """Add the projector's derivation to `parts`; its file's path inside the object."""
+def fetched_projector(spec: Spec, lock: Lock) -> tuple[Derivation, str] | None:
+    """The projector as it is published, and its file's path inside the object; None = none."""
     if not spec.model.mmproj:
         return None
     file = PurePosixPath(spec.model.mmproj).name
     if spec.model.source == "index":
         archive = _fetch(PurePosixPath(lock.model[0].path).name, lock.model)
         params: dict[str, Json] = {"subtree": "", "members": [spec.model.mmproj]}
-        parts["mmproj"] = step("unpack", _stem(file), params, {"archive": archive})
-        return file
-    parts["mmproj"] = _fetch(_stem(file), lock.mmproj)
-    return lock.mmproj[0].path
+        return step("unpack", _stem(file), params, {"archive": archive}), file
+    return _fetch(_stem(file), lock.mmproj), lock.mmproj[0].path
 
 
 def _template(spec: Spec, lock: Lock, model: Derivation, file: str) -> Derivation | None:

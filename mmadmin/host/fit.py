@@ -16,6 +16,8 @@ from typing import cast
 
 import psutil
 
+from mmadmin.core.assemble import fetched_model, fetched_projector
+from mmadmin.core.derivation import Derivation
 from mmadmin.core.engine import Needs, Options, System
 from mmadmin.core.errors import DoesNotFit, InvalidModel, InvalidSpec, NotFound
 from mmadmin.core.facts import HostFacts
@@ -37,11 +39,13 @@ from mmadmin.core.placement import (
     place,
     resident_bytes,
 )
+from mmadmin.core.planner import Outputs
 from mmadmin.core.quants import GgufSet, RepoFile, group, select, sibling
 from mmadmin.core.recipe import HubSource, Json, PathSource
 from mmadmin.core.rules import version_of
 from mmadmin.core.run_shape import RunShape, device_of
 from mmadmin.core.spec import Spec
+from mmadmin.core.store import Store
 from mmadmin.host.hub import Hub
 from mmadmin.host.hub_browser import Listing, browse, read_shape
 from mmadmin.host.supervisor import Supervisor
@@ -87,7 +91,8 @@ def look(spec: Spec, hub: Hub | None = None) -> Look:
     """Read the header of a spec's model, where that needs no download. Blocking.
 
     A hub repository is read by ranges, a path directly. Raises `InvalidSpec` for a package or an
-    address, whose header cannot be seen before the download, and what `browse` raises.
+    address, whose header cannot be seen before the download (then: `stored`), and what `browse`
+    raises.
     """
     model = spec.model
     if model.source == "path":
@@ -110,8 +115,9 @@ def look(spec: Spec, hub: Hub | None = None) -> Look:
     if model.source != "hub":
         raise InvalidSpec(
             "the header of this model cannot be seen before it is downloaded",
-            remedy='build it (`mm build`), then ask again with model.source = "path"',
+            remedy="fetch and build it first; it is then read from the store",
             field="model.source",
+            command="mm build FILE",
         )
     found = browse(hub or Hub.from_env(), model.repo, model.revision)
     files = [f for f in found.files if not model.files or f.path in model.files]
@@ -126,6 +132,31 @@ def look(spec: Spec, hub: Hub | None = None) -> Look:
         chosen.label,
         found,
         next((file.size_bytes for file in found.files if file.path == model.mmproj), 0),
+    )
+
+
+def stored(spec: Spec, lock: Lock, store: Store) -> Look | None:
+    """Read the header of a model that lies in the store as it was published; None = it is not."""
+    outputs = Outputs(store)
+
+    def path_of(part: tuple[Derivation, str] | None) -> Path | None:
+        known = outputs.of(part[0]) if part else None
+        if part is None or known is None or known.object is None or not known.here:
+            return None
+        return store.object_path(known.object) / part[1]
+
+    path = path_of(fetched_model(spec, lock))
+    if path is None:
+        return None
+    projector = path_of(fetched_projector(spec, lock))
+    return Look(
+        _requantized(shape_of_model(path), spec.model.quantize),
+        sum(file.stat().st_size for file in path.parent.glob("*.gguf"))
+        if len(lock.model) > 1
+        else path.stat().st_size,
+        str(path.parent),
+        path.name,
+        projector_bytes=projector.stat().st_size if projector else 0,
     )
 
 

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from mmadmin.cli import build
 from mmadmin.cli.main import app
-from mmadmin.core.errors import NotFound
+from mmadmin.core.errors import InvalidSpec, NotFound
 from mmadmin.core.home import Home
 from mmadmin.core.lock import lock_as_json
 from mmadmin.core.rebuild import Check, Difference
@@ -64,6 +64,20 @@ def test_a_build_with_nothing_to_do(home: Home, engine_store: EngineStore) -> No
     assert mm("store", "path", built["system"]).strip() == built["path"]
     with pytest.raises(NotFound):
         mm("store", "path", "no-such-object")
+
+
+@pytest.mark.engine
+def test_whether_a_package_fits_is_read_in_the_store(home: Home, engine_store: EngineStore) -> None:
+    """Before the download its header cannot be seen, and it says what helps; then it is read."""
+    with pytest.raises(InvalidSpec, match="before it is downloaded") as refused:
+        mm("fit", FILE, "--on", "cpu")
+    assert refused.value.details["command"] == "mm build FILE"
+    engine_store.seed(Store(home.store))
+    said = json.loads(mm("fit", FILE, "--on", "cpu", "--json"))
+    assert said["answers"][0]["ok"] is True
+    assert said["quant"] == engine_store.model.name
+    assert said["size_bytes"] == engine_store.model.stat().st_size
+    assert said["model"].startswith(str(home.store))
 
 
 def test_a_mismatch_is_named_and_ends_with_1(capsys: pytest.CaptureFixture[str]) -> None:
