@@ -73,7 +73,7 @@ def resolve(
         model, mmproj = previous.model, previous.mmproj
     else:
         model, mmproj = asker.model(spec.model)
-        asker.check_template(spec, model)
+        asker.check_template(spec, model, previous.model if previous else ())
     if previous and "engine" in kept and spec.engine.source != "path":
         engine = previous.engine
     else:
@@ -117,17 +117,40 @@ class _Asker:
         projector = (self._path(Path(model.mmproj), "model.mmproj"),) if model.mmproj else ()
         return self._local_model(Path(model.path)), projector
 
-    def check_template(self, spec: Spec, model: Sequence[LockedFile]) -> None:
-        """Refuse a hub model whose template is not the expected one, before it is downloaded."""
+    def check_template(
+        self, spec: Spec, model: Sequence[LockedFile], before: Sequence[LockedFile]
+    ) -> None:
+        """Refuse a hub model that brings another template under patches, before it is downloaded.
+
+        Other than the file says, or, where it does not say, than the revision `before`.
+        """
         wanted, source = spec.template, model[0].source
-        if not wanted.expect_sha256 or not isinstance(source, HubSource):
+        if not isinstance(source, HubSource) or wanted.source != "model":
             return
-        self._say("reading the model's chat template from the hub")
-        files = tuple(RepoFile(file.path, file.size, file.sha256) for file in model)
-        (chosen,) = group(files)
-        hub = self._sources.hub
-        template = read_template(hub, source.repo, source.revision, chosen)
-        check_template(template or "", wanted.expect_sha256, source.repo)
+        expected = wanted.expect_sha256
+        if not expected and wanted.patches and before and before[0].sha256 != model[0].sha256:
+            expected = self._template_before(source.repo, before)
+        if expected:
+            self._say("reading the model's chat template from the hub")
+            check_template(self._template_of(model), expected, source.repo)
+
+    def _template_before(self, repo: str, before: Sequence[LockedFile]) -> str:
+        """The digest of the earlier revision's template; empty = there is none to compare with."""
+        earlier = before[0].source
+        if not isinstance(earlier, HubSource) or earlier.repo != repo:
+            return ""
+        try:
+            self._say("reading the earlier revision's chat template from the hub")
+            return hashlib.sha256(self._template_of(before).encode()).hexdigest()
+        except SourceUnavailable as error:
+            self._say(f"whether the template under the patches changed is not known: {error}")
+            return ""
+
+    def _template_of(self, model: Sequence[LockedFile]) -> str:
+        source = model[0].source
+        assert isinstance(source, HubSource)  # noqa: S101 (the callers ask)
+        (chosen,) = group(tuple(RepoFile(f.path, f.size, f.sha256) for f in model))
+        return read_template(self._sources.hub, source.repo, source.revision, chosen) or ""
 
     def engine(self, engine: EngineSpec) -> LockedFile:
         """The engine's source archive."""

