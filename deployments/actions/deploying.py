@@ -279,7 +279,9 @@ def rebuild(actor: User, name: str, number: int) -> Build:
         generation = generation_of(locked_deployment(name), number)
         if not generation.system or generation.graph is None:
             raise Conflict(
-                f"{generation.uid} was never built", remedy="retry its build, or deploy it again"
+                f"{generation.uid} was never built",
+                remedy="build it again on its build's page, or deploy its file again",
+                command="mm deploy FILE",
             )
         if generation.builds.filter(state__in=ACTIVE_JOB).exists():
             raise Conflict(f"{generation.uid} is being built already")

@@ -115,7 +115,7 @@ def look(spec: Spec, hub: Hub | None = None) -> Look:
     if model.source != "hub":
         raise InvalidSpec(
             "the header of this model cannot be seen before it is downloaded",
-            remedy="fetch and build it first; it is then read from the store",
+            remedy="to have it read in the store, fetch and build it first",
             field="model.source",
             command="mm build FILE",
         )

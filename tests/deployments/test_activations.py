@@ -232,6 +232,9 @@ def test_what_is_not_built_cannot_go_live(people: People) -> None:
     with pytest.raises(Conflict, match="its build failed or was cancelled") as failed:
         actions.activate(people.bob, "smol", 1)
     assert "build it again on its build's page" in failed.value.remedy
+    with pytest.raises(Conflict, match="never built") as never:
+        actions.rebuild(people.bob, "smol", 1)
+    assert never.value.remedy == failed.value.remedy
     actions.retry_build(people.bob, generation.builds.get().pk)  # what the page's button does
 
 

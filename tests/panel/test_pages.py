@@ -150,6 +150,7 @@ def test_a_stranger_is_sent_to_the_login(team: dict[str, User], client: Client) 
         answer = client.get(address(page))
         assert answer.status_code == 302, page
         assert answer["Location"].startswith("/login/?next="), page
+    assert "mm password NAME" in client.get("/login/").content.decode()
 
 
 def test_fragments_are_the_page_s_own(admin: Client) -> None:
