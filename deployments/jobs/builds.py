@@ -158,7 +158,10 @@ def run(recorder: Recorder[Build], hands: Hands) -> None:
     store = hands.store()
     with hands.substituter(store, recorder.log) as elsewhere:
         planned = plan(goal, store, hands.recipe, elsewhere)
-    as_json = planned.as_json() | {"disk_free_bytes": store.free_bytes()}
+    as_json = planned.as_json() | {
+        "disk_free_bytes": store.free_bytes(),
+        "disk_usable_bytes": store.usable_bytes(),
+    }
     if any(step.action == "fetch" for step in planned.steps):
         as_json["fit"] = _forecast(recorder, hands, spec, lock)
     with lease.fenced(build):

@@ -21,7 +21,7 @@ import logging
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import timedelta
-from typing import Protocol
+from typing import Any, Protocol
 
 from django.conf import settings
 from django.db import IntegrityError, transaction
@@ -134,7 +134,7 @@ def watch(hands: Hands) -> None:
     _clear_alarms_of_the_gone()
 
 
-def _busy() -> QuerySet[Activation, dict[str, int]]:
+def _busy() -> QuerySet[Activation, Any]:
     """Deployments that an activation is working on: their engines are its own business."""
     return Activation.objects.filter(state__in=ACTIVE_JOB).values("deployment")
 

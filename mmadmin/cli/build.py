@@ -108,9 +108,10 @@ def plan(file: SpecFile, *, as_json: JsonFlag = False) -> None:
         return
     _show_plan(planned)
     if written := planned.written_bytes:
-        free = store.free_bytes()
+        free = store.usable_bytes()
         console.print(
-            f"{bytes_text(written)} are written at least, of {bytes_text(free)} that are free"
+            f"{bytes_text(written)} are written at least, of {bytes_text(free)} that may be used"
+            f" ({bytes_text(store.disk.floor_bytes)} stay free)"
             + ("" if written <= free else f": [red]{bytes_text(written - free)} are lacking[/]")
         )
 

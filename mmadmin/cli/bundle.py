@@ -13,7 +13,7 @@ import typer
 
 from mmadmin.cli.output import JsonFlag, bytes_text, console, counted, emit_json, escape
 from mmadmin.cli.rebuild import read_history
-from mmadmin.cli.records import actor
+from mmadmin.cli.records import MOST, actor
 from mmadmin.cli.store_care import progress_bar
 from mmadmin.cli.store_exchange import signing_key
 from mmadmin.cli.store_names import open_store
@@ -34,7 +34,7 @@ def export(
     folder: Folder,
     *,
     generation: Annotated[
-        int | None, typer.Option(help="Which; else the live one, else the newest.", min=1)
+        int | None, typer.Option(help="Which; else the live one, else the newest.", min=1, max=MOST)
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
@@ -61,6 +61,12 @@ def export(
         "reason": found.reason,
         **{field: getattr(found, field) for field in (*RECORDED, *SHOWN)},
     }
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidInput(
+            f"{folder} cannot be made: {error.strerror}", remedy="name a folder that can be written"
+        ) from error
     with progress_bar("exporting", quiet=as_json) as hook:
         done = export_bundle(
             open_store(),
@@ -94,7 +100,7 @@ def import_(
     ],
     *,
     generation: Annotated[
-        int | None, typer.Option(help="Which one of an exported history.", min=1)
+        int | None, typer.Option(help="Which one of an exported history.", min=1, max=MOST)
     ] = None,
     reason: Annotated[str, typer.Option("--reason", "-m", help="Why; kept in the history.")] = "",
     as_json: JsonFlag = False,

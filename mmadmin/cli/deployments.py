@@ -23,14 +23,16 @@ from mmadmin.cli.output import (
     seconds_text,
     styled,
 )
-from mmadmin.cli.records import actor
+from mmadmin.cli.records import MOST, actor
 from mmadmin.core.errors import InvalidInput, NotFound
 
 if TYPE_CHECKING:
     from deployments.models import Activation, Build, User
 
 Name = Annotated[str, typer.Argument(help="The deployment's name.", metavar="NAME")]
-Number = Annotated[int, typer.Argument(help="The generation's number.", metavar="NUMBER", min=1)]
+Number = Annotated[
+    int, typer.Argument(help="The generation's number.", metavar="NUMBER", min=1, max=MOST)
+]
 SpecFile = Annotated[
     Path, typer.Argument(help="A deployment file (TOML); - reads stdin.", metavar="FILE")
 ]
@@ -189,7 +191,8 @@ def rollback(
         typer.Option("--reason", "-m", help="Why, which a roll-back needs; kept in the history."),
     ] = "",
     to: Annotated[
-        int | None, typer.Option("--to", help="Which generation; else the last one before.", min=1)
+        int | None,
+        typer.Option("--to", help="Which generation; else the last one before.", min=1, max=MOST),
     ] = None,
     dry_run: DryRun = False,
     detach: Detach = False,

@@ -28,7 +28,7 @@ from mmadmin.cli.output import (
     styled,
     when_text,
 )
-from mmadmin.cli.records import actor
+from mmadmin.cli.records import MOST, actor
 from mmadmin.cli.tables import Column, table
 from mmadmin.core.diff import telling
 
@@ -42,8 +42,10 @@ if TYPE_CHECKING:
 CHANGES_SHOWN = 3
 VALUE_SHOWN = 40
 """Longer values are not shown in a history; `mm diff` has them."""
-Before = Annotated[int, typer.Argument(help="The one generation.", metavar="BEFORE", min=1)]
-After = Annotated[int, typer.Argument(help="The other.", metavar="AFTER", min=1)]
+Before = Annotated[
+    int, typer.Argument(help="The one generation.", metavar="BEFORE", min=1, max=MOST)
+]
+After = Annotated[int, typer.Argument(help="The other.", metavar="AFTER", min=1, max=MOST)]
 
 
 # --- the list

@@ -72,7 +72,8 @@ def issue(
         int, typer.Option(help="Tokens a month (UTC); 0 = no limit.", min=0)
     ] = 0,
     expires_in_days: Annotated[
-        int | None, typer.Option(help="Ends by itself after so many days; else never.", min=1)
+        int | None,
+        typer.Option(help="Ends by itself after so many days; else never.", min=1, max=36_500),
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:

@@ -172,7 +172,8 @@ def of_the_disk(error: BaseException | None) -> MmError | None:
         if type(error).__name__ == "OperationalError" and any(w in str(error) for w in DATABASE):
             return DiskFull(
                 f"the database cannot be written: {error}",
-                remedy="make room, or let the user that mmadmin runs as write there",
+                remedy="make room, or let the user that mmadmin runs as write there; what lies in"
+                " downloads/, logs/ and trash/ of a store may be removed by hand",
             )
         error = error.__cause__ or error.__context__
     return None

@@ -23,6 +23,10 @@ ACTING_AS: ContextVar[str] = ContextVar("acting_as", default="")
 """The user name given with `--as`."""
 
 
+MOST = 2**31 - 1
+"""The largest number that a record may have."""
+
+
 class Unsent(logging.Filter):
     """Says in words that the broker did not take a job, which is kept; services log a line."""
 

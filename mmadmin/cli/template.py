@@ -12,7 +12,7 @@ import typer
 from mmadmin.cli.deployments import read_spec
 from mmadmin.cli.history import show_line
 from mmadmin.cli.output import JsonFlag, coloured, console, emit_json, escape
-from mmadmin.cli.records import actor
+from mmadmin.cli.records import MOST, actor
 from mmadmin.cli.tables import Column, table
 from mmadmin.core.errors import InvalidInput, NotFound
 from mmadmin.core.home import Home
@@ -31,7 +31,8 @@ WhichTemplate = Annotated[
     str, typer.Argument(help="A template file, or a deployment's name.", metavar="NAME|FILE")
 ]
 Number = Annotated[
-    int | None, typer.Option("--generation", help="Which generation; else the live one.", min=1)
+    int | None,
+    typer.Option("--generation", help="Which generation; else the live one.", min=1, max=MOST),
 ]
 
 

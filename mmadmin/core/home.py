@@ -12,8 +12,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from mmadmin.core.errors import InvalidInput
+
 DEFAULT_PANEL_PORT = 8000
 DEFAULT_GATE_PORT = 20000
+NAME_MAX, PATH_MAX = 255, 1024
+"""Bytes of a folder's name, and of a path that has room for ours below it."""
 SOCKET_PATH_LIMIT = 80
 """Longest folder path under which a Unix socket name still fits `sun_path` (108 bytes).
 
@@ -29,9 +33,16 @@ class Home:
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] | None = None) -> Home:
-        """`MM_HOME`, else `./var` of the current folder, absolute."""
+        """`MM_HOME`, else `./var` of the current folder, absolute. Raises `InvalidInput`."""
         env = os.environ if env is None else env
-        return cls(Path(env.get("MM_HOME") or "var").absolute())
+        root = Path(env.get("MM_HOME") or "var").absolute()
+        longest = max(len(os.fsencode(part)) for part in root.parts)
+        if not str(root).isprintable() or longest > NAME_MAX or len(os.fsencode(root)) > PATH_MAX:
+            raise InvalidInput(
+                f"MM_HOME cannot be {str(root)[:80]!r}",
+                remedy="use a shorter path, without control characters",
+            )
+        return cls(root)
 
     @property
     def store(self) -> Path:

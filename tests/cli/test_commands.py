@@ -337,6 +337,9 @@ def test_deploy_of_a_bad_file_names_it(alice: User, tmp_path: Path) -> None:
         (["history", "tiny"], 1, "nothing is set up"),
         (["history", "tiny", "--json"], 1, '"code": "conflict"'),
         (["logs"], 2, "whose log?"),
+        (["diff", "tiny", "1", "9" * 30], 2, "Invalid value"),
+        (["rollback", "tiny", "--to", "9" * 30], 2, "Invalid value"),
+        (["keys", "issue", "--owner", "x", "--expires-in-days", "9" * 12], 2, "Invalid value"),
     ],
 )
 def test_exit_codes(words: list[str], code: int, says: str, tmp_path: Path) -> None:
@@ -355,6 +358,13 @@ def test_exit_codes(words: list[str], code: int, says: str, tmp_path: Path) -> N
     if "--json" in words and code:
         assert not done.stdout, "a pipe gets data only"
         assert json.loads(done.stderr)["error"]["message"]
+
+
+@pytest.mark.parametrize("home", ["/tmp/" + "x" * 300, "/tmp/new\nline", "/tmp" + "/long" * 300])
+def test_a_home_that_cannot_be_is_refused(home: str) -> None:
+    """Before anything is made or read there."""
+    with pytest.raises(InvalidInput, match="MM_HOME cannot be"):
+        Home.from_env({"MM_HOME": home})
 
 
 def test_a_full_disk_is_said_in_words() -> None:

@@ -674,9 +674,10 @@ def test_a_plan_says_what_is_left_of_the_disk(operator: Client) -> None:
     disk = {"fetch_bytes": 70 * gib, "written_bytes": 140 * gib, "disk_free_bytes": 150 * gib}
     Build.objects.filter(pk=plan.pk).update(plan=disk)
     assert "10.0 GiB</dd>" in operator.get(f"/builds/{plan.pk}/").content.decode()
-    Build.objects.filter(pk=plan.pk).update(plan=disk | {"disk_free_bytes": 100 * gib})
+    short = disk | {"disk_free_bytes": 101 * gib, "disk_usable_bytes": 100 * gib}
+    Build.objects.filter(pk=plan.pk).update(plan=short)
     html = operator.get(f"/builds/{plan.pk}/").content.decode()
-    assert "too little: 40.0 GiB are lacking" in html
+    assert "too little: 40.0 GiB are lacking, for 1.0 GiB must stay free" in html
 
 
 def test_what_the_template_s_patches_change(viewer: Client) -> None:

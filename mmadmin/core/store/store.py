@@ -98,6 +98,10 @@ class Store(Reader):
         """Free bytes on the store's file system."""
         return self.disk.free_bytes()
 
+    def usable_bytes(self) -> int:
+        """The same, less what must stay free."""
+        return max(0, self.free_bytes() - self.disk.floor_bytes)
+
     # --- claiming ------------------------------------------------------------------------------
 
     @contextmanager
