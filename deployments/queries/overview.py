@@ -43,8 +43,8 @@ class DeploymentRow:
     """How many there are: none is ever removed, and no number left out."""
     activation: Activation | None
     """Queued or running."""
-    build: Build | None
-    """Queued or running."""
+    builds: list[Build]
+    """Queued or running ones, newest first."""
     replicas: list[Replica]
     """Those that are not stopped or failed, on trial or not."""
     trial: Trial | None
@@ -58,6 +58,11 @@ class DeploymentRow:
     tokens_per_s: float | None
     """Mean generation speed of the requests of the last hour."""
     ttft_ms: int | None
+
+    @property
+    def build(self) -> Build | None:
+        """The newest build that is queued or running."""
+        return self.builds[0] if self.builds else None
 
     @property
     def serving(self) -> list[Replica]:
@@ -143,12 +148,13 @@ def _rows(which: QuerySet[Deployment]) -> list[DeploymentRow]:
     last = {
         it.deployment_id: it for it in activations.filter(pk__in=[row.ended_id for row in found])
     }
-    builds = {
-        build.deployment_id: build
-        for build in Build.objects.filter(deployment__in=ids, dry_run=False, state__in=ACTIVE_JOB)
+    builds = grouped(
+        Build.objects.filter(deployment__in=ids, dry_run=False, state__in=ACTIVE_JOB)
         .select_related("generation__deployment", "actor", "deployment")
         .defer(*recorded("generation"), "spec_toml", "plan")
-    }
+        .order_by("-pk"),
+        lambda build: build.deployment_id,
+    )
     replicas = grouped(
         Replica.objects.filter(generation__deployment__in=ids)
         .exclude(state__in=[ReplicaState.STOPPED, ReplicaState.FAILED])
@@ -177,7 +183,7 @@ def _rows(which: QuerySet[Deployment]) -> list[DeploymentRow]:
             newest=newest.get(row.pk),
             generations=newest[row.pk].number if row.pk in newest else 0,
             activation=active.get(row.pk),
-            build=builds.get(row.pk),
+            builds=builds[row.pk],
             replicas=replicas[row.pk],
             trial=trials.get(row.pk),
             last_activation=last.get(row.pk),

@@ -28,6 +28,7 @@ from mmadmin.core.errors import InvalidInput, NotFound
 
 if TYPE_CHECKING:
     from deployments.models import Activation, Build, User
+    from deployments.queries import DeploymentRow
 
 Name = Annotated[str, typer.Argument(help="The deployment's name.", metavar="NAME")]
 Number = Annotated[
@@ -37,6 +38,10 @@ SpecFile = Annotated[
     Path, typer.Argument(help="A deployment file (TOML); - reads stdin.", metavar="FILE")
 ]
 Reason = Annotated[str, typer.Option("--reason", "-m", help="Why; kept in the history.")]
+OneBuild = Annotated[
+    int | None,
+    typer.Option("--build", help="This build of it.", metavar="NUMBER", min=1, max=MOST),
+]
 Detach = Annotated[bool, typer.Option("--detach", help="Do not wait for the end.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what it would do.")]
 
@@ -94,6 +99,7 @@ def _build_json(build: Build) -> dict[str, Any]:
                 "recipe": step.recipe,
                 "state": step.state,
                 "why": step.why,
+                "waits_for": step.waits_for,
                 "output": step.output,
             }
             for step in build.steps.all()
@@ -272,8 +278,8 @@ def stop(
     _run_activation(activation, detach=detach, as_json=as_json)
 
 
-def follow(name: Name, *, as_json: JsonFlag = False) -> None:
-    """Watch what a deployment is in the middle of, to its end.
+def follow(name: Name, *, build: OneBuild = None, as_json: JsonFlag = False) -> None:
+    """Watch what a deployment is in the middle of, to its end; of several builds, the newest.
 
     Example: mm follow smollm2-135m
     """
@@ -282,9 +288,12 @@ def follow(name: Name, *, as_json: JsonFlag = False) -> None:
     from mmadmin.cli.follow import follow_activation, follow_to_live
 
     row = queries.deployment(person, name)
-    if row.build is not None:
-        with going_on(f"build {row.build.pk}"):
-            follow_to_live(row.build.pk, quiet=as_json)
+    wanted = _build_of(row, build)
+    if wanted is not None:
+        if not as_json:
+            _say_others(row, wanted, "follow")
+        with going_on(f"build {wanted.pk}"):
+            follow_to_live(wanted.pk, quiet=as_json)
     elif row.activation is not None:
         with going_on(f"activation {row.activation.pk}"):
             follow_activation(row.activation.pk, quiet=as_json)
@@ -294,26 +303,59 @@ def follow(name: Name, *, as_json: JsonFlag = False) -> None:
         emit_json({"name": name, "state": queries.deployment(person, name).state})
 
 
-def cancel(name: Name, *, as_json: JsonFlag = False) -> None:
-    """Cancel a deployment's build or activation; what was live stays live.
+def _build_of(row: DeploymentRow, number: int | None) -> Build | None:
+    """The build under way that was asked for, else the newest."""
+    if number is None:
+        return row.build
+    for build in row.builds:
+        if build.pk == number:
+            return build
+    under_way = ", ".join(str(build.pk) for build in row.builds) or "none"
+    raise NotFound(
+        f"{row.deployment.name} has no build {number} under way",
+        remedy=f"builds under way: {under_way}",
+    )
+
+
+def _say_others(row: DeploymentRow, one: Build, verb: str) -> None:
+    others = [build for build in row.builds if build.pk != one.pk]
+    if others:
+        told = ", ".join(f"build {build.pk} ({build.phase or build.state})" for build in others)
+        it, which = ("it", others[0].pk) if len(others) == 1 else ("one", "NUMBER")
+        name = escape(row.deployment.name)
+        console.print(
+            f"also under way: {told}. {verb.capitalize()} {it}: mm {verb} {name} --build {which}"
+        )
+
+
+def cancel(name: Name, *, build: OneBuild = None, as_json: JsonFlag = False) -> None:
+    """Cancel a deployment's build and activation; what was live stays live.
+
+    Of several builds the newest is cancelled, and the others are named; --build NUMBER cancels
+    that build and nothing else.
 
     What waits is cancelled at once. What runs is asked to stop and ends in order within seconds;
     what was done a moment before ends as it would have.
 
     Example: mm cancel smollm2-135m
+
+    Example: mm cancel smollm2-135m --build 4
     """
     person = actor()
     from deployments import actions, queries
 
     row = queries.deployment(person, name)
+    wanted = _build_of(row, build)
+    walk = row.activation if build is None else None
     jobs: dict[str, Build | Activation | None] = {
-        "build": row.build and actions.cancel_build(person, row.build.pk),
-        "activation": row.activation and actions.cancel_activation(person, row.activation.pk),
+        "build": wanted and actions.cancel_build(person, wanted.pk),
+        "activation": walk and actions.cancel_activation(person, walk.pk),
     }
     if as_json:
         emit_json(
             {kind: job.pk if job else None for kind, job in jobs.items()}
             | {"states": {kind: str(job.state) for kind, job in jobs.items() if job}}
+            | {"other_builds": [other.pk for other in row.builds if other != wanted]}
         )
         return
     if not any(jobs.values()):
@@ -326,3 +368,5 @@ def cancel(name: Name, *, as_json: JsonFlag = False) -> None:
                 f"{kind} {job.pk} is asked to stop; its end: mm follow {escape(name)}, "
                 f"or mm logs --{kind} {job.pk}"
             )
+    if wanted is not None:
+        _say_others(row, wanted, "cancel")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,6 +20,8 @@ from mmadmin.core.home import Home
 SERVICES = ("broker", "panel", "gate", "worker", "beat", "keeper", "supervisord")
 POLL_S = 0.3
 CHUNKS = 500
+LINES = 100
+"""Of a log file, unless told otherwise."""
 
 
 def logs(
@@ -28,7 +31,16 @@ def logs(
     ] = "",
     *,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as it grows.")] = False,
-    lines: Annotated[int, typer.Option("--lines", "-n", help="How many lines back.", min=1)] = 100,
+    lines: Annotated[
+        int | None,
+        typer.Option(
+            "--lines",
+            "-n",
+            help="How many lines back: 100; of a build or an activation, all.",
+            metavar="NUMBER",
+            min=1,
+        ),
+    ] = None,
     build: Annotated[
         int | None, typer.Option(help="The log of this build instead.", metavar="NUMBER", min=1)
     ] = None,
@@ -43,10 +55,10 @@ def logs(
 
     Example: mm logs gate -n 20
 
-    Example: mm logs --build 3
+    Example: mm logs --build 3 -n 20
     """
     if build or activation:
-        _job_log(build or 0, activation or 0, follow=follow, as_json=as_json)
+        _job_log(build or 0, activation or 0, lines=lines, follow=follow, as_json=as_json)
         return
     if not name:
         raise typer.BadParameter(
@@ -55,9 +67,9 @@ def logs(
         )
     path = _log_file(name)
     if as_json:
-        emit_json({"path": str(path), "lines": tail(path, lines)})
+        emit_json({"path": str(path), "lines": tail(path, lines or LINES)})
         return
-    for line in tail(path, lines):
+    for line in tail(path, lines or LINES):
         sys.stdout.write(coloured(line) + "\n")
     if follow:
         _follow_file(path)
@@ -125,7 +137,10 @@ def _follow_file_from_start(path: Path, until: Callable[[], bool]) -> None:
     _follow_file(path, until=until)
 
 
-def _job_log(build: int, activation: int, *, follow: bool, as_json: bool) -> None:
+def _job_log(
+    build: int, activation: int, *, lines: int | None, follow: bool, as_json: bool
+) -> None:
+    """Print a job's last lines, or all; then, if told to, what comes until it has ended."""
     person = actor()
     from deployments import queries
     from mmadmin.core.lifecycle import ENDED, JobState
@@ -135,8 +150,8 @@ def _job_log(build: int, activation: int, *, follow: bool, as_json: bool) -> Non
         if build
         else (lambda: queries.activation(person, activation))
     )
-    shown: list[str] = []
-    after = 0
+    back: deque[str] = deque(maxlen=lines)
+    after, caught_up = 0, False
     while True:
         ended = JobState(job().state) in ENDED
         chunks = queries.build_log(
@@ -144,15 +159,18 @@ def _job_log(build: int, activation: int, *, follow: bool, as_json: bool) -> Non
         )
         for chunk in chunks:
             after = max(after, chunk.pk)
-            if as_json:
-                shown.extend(chunk.text.splitlines())
-            else:
-                sys.stdout.write(coloured(chunk.text.removesuffix("\n")) + "\n")
-        sys.stdout.flush()
+            back.extend(chunk.text.removesuffix("\n").split("\n"))
+        if not as_json and (caught_up or not chunks):
+            sys.stdout.writelines(f"{coloured(line)}\n" for line in back)
+            sys.stdout.flush()
+            back.clear()
         if chunks:
             continue
+        if not caught_up and not as_json:
+            back = deque()  # what comes from now on is printed whole
+        caught_up = True
         if ended or not follow:
             break
         time.sleep(POLL_S)
     if as_json:
-        emit_json({"build": build or None, "activation": activation or None, "lines": shown})
+        emit_json({"build": build or None, "activation": activation or None, "lines": list(back)})

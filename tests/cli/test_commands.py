@@ -17,10 +17,12 @@ from deployments.models import (
     Activation,
     Alarm,
     AuditEvent,
+    Build,
     ClientKey,
     Deployment,
     Generation,
     Host,
+    LogChunk,
     Replica,
     ReplicaState,
     Role,
@@ -269,6 +271,7 @@ def test_cancel_ends_what_is_queued(served: Deployment) -> None:
         "build": None,
         "activation": served.activations.get().pk,
         "states": {"activation": "cancelled"},
+        "other_builds": [],
     }
     assert "not in the middle" in mm("cancel", "tiny")
 
@@ -283,6 +286,102 @@ def test_cancel_of_what_runs_is_a_request(served: Deployment, alice: User) -> No
     assert "cancelled" not in said
     assert served.activations.get().cancel_requested_at is not None
     assert mm_json("cancel", "tiny")["states"] == {"activation": "running"}
+
+
+@pytest.fixture
+def building(served: Deployment) -> list[Build]:
+    """Three builds under way, oldest first: two run, the newest waits."""
+    states = (JobState.RUNNING, JobState.RUNNING, JobState.QUEUED)
+    phases = ("building", "waiting", "")
+    return [
+        Build.objects.create(
+            deployment=served, host=served.host, spec_toml="", state=state, phase=phase
+        )
+        for state, phase in zip(states, phases, strict=True)
+    ]
+
+
+def test_cancel_takes_the_newest_build_and_names_the_others(
+    served: Deployment, building: list[Build]
+) -> None:
+    """Who cancels means most likely what was asked for last; nothing else is touched."""
+    first, second, newest = building
+    others = (
+        f"also under way: build {second.pk} (waiting), build {first.pk} (building). "
+        "Cancel one: mm cancel tiny --build NUMBER"
+    )
+    assert mm("cancel", "tiny").splitlines() == [
+        f"build {newest.pk} is cancelled: it had not begun",
+        others,
+    ]
+    assert not Build.objects.filter(state=JobState.RUNNING).exclude(cancel_requested_at=None)
+    found = mm_json("cancel", "tiny")
+    assert (found["build"], found["other_builds"]) == (second.pk, [first.pk])
+    assert f"Cancel it: mm cancel tiny --build {first.pk}\n" in mm("cancel", "tiny")
+
+
+def test_cancel_of_one_build_leaves_the_rest(served: Deployment, building: list[Build]) -> None:
+    """With a number only that build is cancelled: no other, and no activation."""
+    first, second, newest = building
+    mm("rollback", "tiny", "--reason", "x", "--detach")
+    said = mm("cancel", "tiny", "--build", str(first.pk))
+    assert said.startswith(f"build {first.pk} is asked to stop")
+    assert f"also under way: build {newest.pk} (queued), build {second.pk} (waiting)." in said
+    asked = Build.objects.exclude(cancel_requested_at=None)
+    assert [build.pk for build in asked] == [first.pk]
+    assert served.activations.get().state == JobState.QUEUED
+    with pytest.raises(NotFound, match=f"tiny has no build {newest.pk + 1} under way") as caught:
+        mm("cancel", "tiny", "--build", str(newest.pk + 1))
+    assert caught.value.remedy == f"builds under way: {newest.pk}, {second.pk}, {first.pk}"
+
+
+def test_follow_takes_the_newest_build_or_the_named(
+    served: Deployment, building: list[Build], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same build that a cancel would take, and the same words about the others."""
+    followed: list[int] = []
+    monkeypatch.setattr(
+        "mmadmin.cli.follow.follow_to_live", lambda number, **_more: followed.append(number)
+    )
+    first, second, newest = building
+    assert f"also under way: build {second.pk} (waiting)" in mm("follow", "tiny")
+    mm("follow", "tiny", "--build", str(first.pk))
+    assert followed == [newest.pk, first.pk]
+
+
+@pytest.fixture
+def said(served: Deployment) -> Build:
+    """A build that has ended, and whose log has five lines in two pieces."""
+    build = Build.objects.create(
+        deployment=served, host=served.host, spec_toml="", state=JobState.SUCCEEDED
+    )
+    for text in ("one\ntwo\n", "three\nfour\nfive\n"):
+        LogChunk.objects.create(build=build, text=text)
+    return build
+
+
+def test_logs_of_a_build_go_back_as_far_as_is_said(said: Build) -> None:
+    """All lines, or the last ones, over the bounds of pieces; in JSON, too."""
+    number = str(said.pk)
+    assert mm("logs", "--build", number) == "one\ntwo\nthree\nfour\nfive\n"
+    assert mm("logs", "--build", number, "-n", "2") == "four\nfive\n"
+    assert mm("logs", "--build", number, "-n", "4") == "two\nthree\nfour\nfive\n"
+    assert mm_json("logs", "--build", number, "-n", "1")["lines"] == ["five"]
+
+
+def test_logs_that_are_followed_are_whole_from_there(
+    said: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only what was there before is cut to the last lines."""
+    Build.objects.update(state=JobState.RUNNING)
+
+    def more(_seconds: float) -> None:
+        LogChunk.objects.create(build=said, text="six\nseven\neight\n")
+        Build.objects.update(state=JobState.SUCCEEDED)
+
+    monkeypatch.setattr("mmadmin.cli.logs.time.sleep", more)
+    shown = mm("logs", "--build", str(said.pk), "-n", "2", "-f")
+    assert shown == "four\nfive\nsix\nseven\neight\n"
 
 
 def test_an_engine_that_has_proved_itself_runs(

@@ -1019,3 +1019,15 @@ def test_a_build_says_what_it_waits_for(viewer: Client, settings) -> None:
     Build.objects.filter(pk=running.pk).update(state="succeeded")
     text = viewer.get(f"/builds/{queued.pk}/").content.decode()
     assert "Waiting for the host's worker" in text
+
+
+def test_every_build_under_way_is_on_the_deployment_s_page(viewer: Client) -> None:
+    """The newest first; none hides another."""
+    deployment = Deployment.objects.get(name=NAME)
+    made = [
+        Build.objects.create(deployment=deployment, host=deployment.host, spec_toml="")
+        for _ in range(2)
+    ]
+    text = viewer.get(f"/deployments/{NAME}/").content.decode()
+    first, second = (text.index(f"Build {build.pk}</a>") for build in made)
+    assert second < first
