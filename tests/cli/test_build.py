@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from mmadmin.cli import build
 from mmadmin.cli.main import app
+from mmadmin.core.derivation import Derivation
 from mmadmin.core.errors import InvalidSpec, NotFound
 from mmadmin.core.home import Home
 from mmadmin.core.lock import lock_as_json
@@ -103,3 +104,16 @@ def test_lock_is_kept_and_shown(home: Home) -> None:
     assert shown["changed"] is False
     assert [f["sha256"] for f in shown["lock"]["model"]] == [LOCK.model[0].sha256]
     mm("lock", FILE, "--update", "--only", "weights", code=2)
+
+
+def test_a_step_that_another_builder_makes_is_told_once(capsys) -> None:
+    """Asked many times a second, it says whom it waits for when that is new."""
+    watcher = build.Watcher(quiet=False)
+    engine = Derivation("llama.cpp", "build-engine", 1, {}, {})
+    watcher.step_started(engine, "new")
+    for holder in ("build 3 of a/1", "build 3 of a/1", "build 4 of b/1"):
+        watcher.step_waiting(engine, holder)
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        "· build-engine llama.cpp  waits for build 3 of a/1 (the same step is being built)",
+        "· build-engine llama.cpp  waits for build 4 of b/1 (the same step is being built)",
+    ]
