@@ -16,6 +16,7 @@ from typing import Any, Literal, cast
 from django.conf import settings
 from django.contrib.auth import authenticate
 from django.core.exceptions import RequestDataTooBig
+from django.db import OperationalError
 from django.http import Http404, HttpRequest, HttpResponse
 from django.views.decorators.csrf import csrf_exempt
 from ninja import NinjaAPI, Router, Status
@@ -132,6 +133,14 @@ def _too_big(request: HttpRequest, error: RequestDataTooBig) -> HttpResponse:  #
         "invalid_input",
         f"the body is larger than {settings.DATA_UPLOAD_MAX_MEMORY_SIZE} bytes",
         remedy="deployment files and notes are small: send less",
+    )
+
+
+@api.exception_handler(OperationalError)
+def _no_database(request: HttpRequest, error: OperationalError) -> HttpResponse:
+    log.warning("%s %s: the database: %s", request.method, request.path, error)
+    return failure(
+        request, 503, "unreachable", "the database does not answer", remedy="try again in a moment"
     )
 
 

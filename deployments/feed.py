@@ -23,7 +23,10 @@ from pathlib import Path
 import redis
 from django.conf import settings
 from django.db import transaction
+from django.db.models import F
 from django.utils import timezone
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from deployments.models import ClientKey, Deployment, Publication, Replica, ReplicaState
 from mmadmin.core.home import Home
@@ -45,7 +48,7 @@ from mmadmin.core.trial import Phase
 log = logging.getLogger(__name__)
 
 EVENTS_CHANNEL = "mm:events"
-REDIS_TIMEOUT_S = 2.0
+REDIS_TIMEOUT_S = 1.0
 
 KEY_FIELDS = (
     "key_id",
@@ -72,7 +75,10 @@ return 1
 @lru_cache(maxsize=4)
 def _client(url: str, _pid: int) -> redis.Redis:
     return redis.Redis.from_url(
-        url, socket_timeout=REDIS_TIMEOUT_S, socket_connect_timeout=REDIS_TIMEOUT_S
+        url,
+        socket_timeout=REDIS_TIMEOUT_S,
+        socket_connect_timeout=REDIS_TIMEOUT_S,
+        retry=Retry(NoBackoff(), 1),  # a connection from before the broker's restart
     )
 
 
@@ -120,7 +126,8 @@ def current_snapshot() -> Snapshot:
         contexts[replica.generation_id] = replica.context_per_slot
     routes: dict[str, Route] = {}
     deployments = Deployment.objects.filter(archived_at=None).select_related("live")
-    for deployment in deployments.order_by("name"):
+    # of two with the same model name at most one is live, and comes last
+    for deployment in deployments.order_by(F("live").asc(nulls_first=True), "name"):
         live = deployment.live
         serving = replicas.get(live.pk, []) if live else []
         routes[deployment.public_name] = Route(
@@ -210,9 +217,9 @@ def publish_snapshot(*, force: bool = True) -> int:
             row.digest = digest
             row.save()
     text = text.replace('"version":0', f'"version":{row.version}', 1)
+    _to_file(settings.HOME, text, row.version)
     if not same or force or _redis_version() != row.version:
         _to_redis(text, row.version)
-    _to_file(settings.HOME, text, row.version)
     return row.version
 
 

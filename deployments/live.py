@@ -81,6 +81,7 @@ class Hub:
     def __init__(self) -> None:
         self._listeners: set[Listener] = set()
         self._reader: asyncio.Task[None] | None = None
+        self._ending: set[asyncio.Task[None]] = set()
 
     @property
     def window_s(self) -> float:
@@ -99,6 +100,8 @@ class Hub:
         finally:
             self._listeners.discard(listener)
             if not self._listeners and self._reader is not None:
+                self._ending.add(self._reader)  # it closes its connection before it is gone
+                self._reader.add_done_callback(self._ending.discard)
                 self._reader.cancel()
                 self._reader = None
 

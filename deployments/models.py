@@ -70,7 +70,7 @@ class Deployment(models.Model):
     name = models.CharField(max_length=63, unique=True)
     public_name = models.CharField(max_length=128)
     """The model name that clients send: that of the generation which went live last, or, until one
-    has, of the newest. No two that are not archived have the same."""
+    has, of the newest. It belongs to whoever is live: no two of those have the same."""
     description = models.TextField(blank=True)
     host = models.ForeignKey(Host, on_delete=models.PROTECT, related_name="deployments")
     live = models.ForeignKey(
@@ -90,8 +90,8 @@ class Deployment(models.Model):
         constraints: ClassVar[list[Any]] = [
             models.UniqueConstraint(
                 fields=["public_name"],
-                condition=Q(archived_at=None),
-                name="one_deployment_a_model_name",
+                condition=Q(live__isnull=False),
+                name="one_live_deployment_a_model_name",
             ),
         ]
 
@@ -100,8 +100,8 @@ class Deployment(models.Model):
 
     @classmethod
     def called(cls, public_name: str, *, but: str) -> Deployment | None:
-        """The deployment that clients call so, if it is another one than `but`."""
-        named = cls.objects.filter(public_name=public_name, archived_at=None)
+        """The live deployment that clients call so, if it is another one than `but`."""
+        named = cls.objects.filter(public_name=public_name, live__isnull=False)
         return named.exclude(name=but).first()
 
     def rollback_target(self) -> Generation | None:

@@ -124,7 +124,7 @@ def _deployment_for(actor: User, spec: Spec) -> Deployment:
     if taken is not None:
         raise Conflict(
             f"the model name {spec.public_name!r} is taken by the deployment {taken.name}",
-            remedy=f"choose another public_name, or archive {taken.name} if nobody needs it",
+            remedy=f"choose another public_name, or stop {taken.name} if nobody needs it",
         )
     if deployment is None:
         try:

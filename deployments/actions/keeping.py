@@ -95,12 +95,6 @@ def archive(actor: User, name: str, *, on: bool = True) -> Deployment:
         )
         if on and busy:
             raise Conflict(f"{name} is in use", remedy="stop it and let its jobs end first")
-        taken = None if on else Deployment.called(deployment.public_name, but=name)
-        if taken is not None:
-            raise Conflict(
-                f"clients call the deployment {taken.name} {deployment.public_name!r} by now",
-                remedy=f"deploy {taken.name} with another public_name, or archive it",
-            )
         deployment.archived_at = timezone.now() if on else None
         deployment.save(update_fields=["archived_at"])
         verb = "archive" if on else "unarchive"

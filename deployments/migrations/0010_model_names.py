@@ -17,9 +17,9 @@ class Migration(migrations.Migration):
         migrations.AddConstraint(
             model_name="deployment",
             constraint=models.UniqueConstraint(
-                condition=models.Q(("archived_at", None)),
+                condition=models.Q(("live__isnull", False)),
                 fields=("public_name",),
-                name="one_deployment_a_model_name",
+                name="one_live_deployment_a_model_name",
             ),
         ),
     ]

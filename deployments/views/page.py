@@ -6,12 +6,14 @@ page's form alone (header `X-Sheet`, shown over another page).
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, cast
 
 from django.contrib import messages
 from django.contrib.auth.decorators import login_required
+from django.db import OperationalError
 from django.forms import BaseForm
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import redirect, render
@@ -19,7 +21,9 @@ from django.shortcuts import redirect, render
 from deployments import actions
 from deployments.models import Role, User
 from deployments.views.shared import fragment
-from mmadmin.core.errors import HTTP_STATUS, MmError, NotFound, Refused
+from mmadmin.core.errors import HTTP_STATUS, MmError, NotFound, Refused, Unreachable
+
+log = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 View = Callable[Concatenate[HttpRequest, P], HttpResponseBase]
@@ -51,6 +55,10 @@ def page(view: View[P]) -> View[P]:
             return fragment(request, lambda: view(request, *args, **kwargs))
         except MmError as error:
             return failure(request, error)
+        except OperationalError as error:
+            log.warning("%s %s: the database: %s", request.method, request.path, error)
+            words = Unreachable("the database does not answer", remedy="try again in a moment")
+            return failure(request, words)
 
     answered = login_required(shown)
     answered.has_parts = True  # type: ignore[attr-defined]  # an open page may follow its fragments

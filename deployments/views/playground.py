@@ -138,12 +138,19 @@ async def chat(request: HttpRequest) -> HttpResponseBase:
         body = request.body
     except RequestDataTooBig:
         return _failure(413, "this conversation is too long for the playground", "begin a new one")
+    agent = request.META.get("HTTP_USER_AGENT", "")
     try:
         key = await sync_to_async(_key_of)(user)
+        await let_go(request)  # the engine may take minutes
+        answer = await _relay(body, key, agent)
+        if answer.status_code == 401:  # noqa: PLR2004 (somebody has ended the key meanwhile)
+            _held.pop(user.pk, None)
+            key = await sync_to_async(_key_of)(user)
+            await let_go(request)
+            answer = await _relay(body, key, agent)
     except MmError as error:
         return _failure(HTTP_STATUS.get(error.code, 400), error.message, error.remedy)
-    await let_go(request)  # the engine may take minutes
-    return await _relay(body, key, request.META.get("HTTP_USER_AGENT", ""))
+    return answer
 
 
 def _key_of(user: User) -> str:

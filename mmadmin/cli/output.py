@@ -21,7 +21,7 @@ import typer
 from rich import markup
 from rich.console import Console
 
-from mmadmin.core.errors import DiskFull, MmError
+from mmadmin.core.errors import DiskFull, MmError, Unreachable
 
 
 def _open_the_closed() -> None:
@@ -157,17 +157,23 @@ def when_text(at: datetime | None) -> str:
 
 
 DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM})
+LOCKED = "database is locked"
 DATABASE = ("disk is full", "readonly database", "unable to open", "disk I/O error")
 
 
 def of_the_disk(error: BaseException | None) -> MmError | None:
-    """A full or closed disk in words, wherever it was met; None for every other error."""
+    """A full, closed or busy disk in words, wherever it was met; None for every other error."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in DISK:
             where = f": {error.filename}" if error.filename else ""
             return DiskFull(
                 f"the disk refuses: {error.strerror}{where}",
                 remedy="make room, or let the user that mmadmin runs as write there",
+            )
+        if type(error).__name__ == "OperationalError" and LOCKED in str(error):
+            return Unreachable(
+                "the database is held by another program",
+                remedy="wait for it (a backup?), or end it; then try again",
             )
         if type(error).__name__ == "OperationalError" and any(w in str(error) for w in DATABASE):
             return DiskFull(

@@ -9,10 +9,11 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.db import OperationalError
 from django.test import Client
 from django.utils import timezone
 
-from deployments import actions, tasks
+from deployments import actions, queries, tasks
 from deployments.api import api
 from deployments.models import (
     Activation,
@@ -300,6 +301,23 @@ def test_bad_input(world: World) -> None:
     check_error(empty, 422, "invalid_input")
     unknown = ask("POST", "/keys", alice, {"owner": "x", "deployments": ["none"]})
     check_error(unknown, 422, "invalid_input")
+
+
+def test_a_database_that_is_held(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """503 in words, on pages too: it is no bug, and passes."""
+
+    def held(*_: Any, **__: Any) -> None:
+        raise OperationalError("database is locked")
+
+    monkeypatch.setattr(actions, "pin", held)
+    monkeypatch.setattr(queries, "deployments_overview", held)
+    path = "/deployments/smol/generations/1/pin"
+    check_error(ask("POST", path, world.people.bob, {"on": True}), 503, "unreachable")
+    browser = Client()
+    browser.force_login(world.people.bob)
+    page = browser.get("/")
+    assert page.status_code == 503
+    assert "The database does not answer" in page.content.decode()
 
 
 def test_a_body_that_is_too_large(world: World) -> None:

@@ -25,6 +25,14 @@ def names() -> dict[str, str]:
     }
 
 
+def serve(people: People, name: str, public_name: str) -> None:
+    """Another deployment, live."""
+    generation = built(people, name=name, public_name=public_name)
+    activation = actions.activate(people.bob, name, generation.number)
+    tasks.run_activation(activation.pk)
+    assert generation.deployment.generations.get(number=generation.number).state == "live"
+
+
 def test_a_new_name_comes_with_its_generation_and_goes_with_it(people: People, gate: Gate) -> None:
     """Deploying renames nothing; the flip does; a roll-back brings the old name back."""
     built(people)
@@ -47,7 +55,7 @@ def test_a_name_that_another_deployment_has_is_refused_in_time(people: People, g
     go(people, 1)
     built(people, public_name="smol-talk")
     go(people, 2)
-    built(people, name="other", public_name="smol-chat")
+    serve(people, "other", "smol-chat")
     with pytest.raises(Conflict, match="is taken by the deployment other"):
         actions.deploy(people.bob, spec(), reason="")
     ahead = queries.preview(people.carol, "smol", 1).foresight
@@ -70,9 +78,10 @@ def test_a_name_taken_in_the_middle_of_an_activation(
     built(people)
     go(people, 1)
     built(people, public_name="smol-talk")
+    serve(people, "other", "other")
     monkeypatch.setattr(
         "deployments.jobs.activations.Walker._probe",
-        lambda _self: built(people, name="other", public_name="smol-talk"),
+        lambda _self: Deployment.objects.filter(name="other").update(public_name="smol-talk"),
     )
     activation = actions.activate(people.bob, "smol", 2, reason="go")
     tasks.run_activation(activation.pk)
@@ -80,7 +89,7 @@ def test_a_name_taken_in_the_middle_of_an_activation(
     assert (activation.state, live()) == ("failed", 1)
     assert (activation.error or {})["code"] == "conflict"
     assert Deployment.objects.get(name="smol").public_name == "smol-chat"
-    assert Activation.objects.count() == 2
+    assert Activation.objects.count() == 3
 
 
 def test_until_something_was_live_a_name_is_easily_changed(people: People, gate: Gate) -> None:
@@ -88,20 +97,26 @@ def test_until_something_was_live_a_name_is_easily_changed(people: People, gate:
     built(people)
     built(people, public_name="smol-talk")
     assert names() == {"smol-talk": ""}
-    built(people, name="other", public_name="smol-chat")
-    go(people, 2)
-    with pytest.raises(Conflict, match="is taken by the deployment other"):
-        actions.deploy(people.bob, spec(), reason="")
 
 
-def test_the_archive_holds_no_name(people: People, gate: Gate) -> None:
-    """What is archived is called by nobody; it comes back when its name is free."""
+def test_a_name_belongs_to_who_is_live(people: People, gate: Gate) -> None:
+    """What never served, was stopped or is archived keeps nobody from it, least a roll-back."""
     built(people)
-    actions.archive(people.bob, "smol")
-    built(people, name="other", public_name="smol-chat")
-    with pytest.raises(Conflict, match="clients call the deployment other 'smol-chat' by now"):
-        actions.archive(people.bob, "smol", on=False)
-    actions.archive(people.bob, "other")
-    actions.archive(people.bob, "smol", on=False)
     go(people, 1)
-    assert names() == {"smol-chat": "smol/1"}
+    built(people, public_name="smol-talk")
+    go(people, 2)
+    built(people, name="other", public_name="smol-chat")
+    back = actions.rollback(people.bob, "smol", reason="back")
+    tasks.run_activation(back.pk)
+    assert names() == {"smol-chat": "smol/1"}, "and the route is that of the live one"
+    refused = actions.activate(people.bob, "other", 1)
+    tasks.run_activation(refused.pk)
+    refused.refresh_from_db()
+    assert (refused.error or {})["remedy"].startswith("give smol another public_name")
+    stop = actions.stop(people.bob, "smol", reason="make way")
+    tasks.run_activation(stop.pk)
+    serve(people, "other", "smol-chat")
+    assert names() == {"smol-chat": "other/2"}
+    actions.archive(people.bob, "smol")
+    actions.archive(people.bob, "smol", on=False)
+    assert names() == {"smol-chat": "other/2"}
