@@ -30,7 +30,7 @@ from mmadmin.cli.output import (
 )
 from mmadmin.cli.records import MOST, actor
 from mmadmin.cli.tables import Column, table
-from mmadmin.core.diff import telling
+from mmadmin.core.diff import telling, written
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -138,10 +138,10 @@ def _pinned(generation: Generation) -> list[str]:
 
 
 def _changes(rows: Sequence[DiffRow]) -> str:
-    """The few differences to its parent that say most, a line each."""
+    """The few differences to its parent that say most, a line each; not what came of them."""
     few = telling(rows, CHANGES_SHOWN)
     lines = [_change(row) for row in few]
-    rest = len(rows) - len(few)
+    rest = len(written(rows)) - len(few)
     return "\n".join([*lines, *([f"and {rest} more: mm diff"] if rest else [])])
 
 

@@ -102,9 +102,14 @@ class DiffRow:
         }
 
 
+def written(rows: Sequence[DiffRow]) -> list[DiffRow]:
+    """What a person wrote differently; where nothing, all that came out differently."""
+    return [row for row in rows if row.section == "spec"] or list(rows)
+
+
 def telling(rows: Sequence[DiffRow], most: int) -> list[DiffRow]:
-    """The few differences that say most: what a person wrote, else whatever there is."""
-    return ([row for row in rows if row.section == "spec"] or list(rows))[:most]
+    """The few differences that say most."""
+    return written(rows)[:most]
 
 
 @dataclass(frozen=True, slots=True)
