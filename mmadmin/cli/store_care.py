@@ -111,7 +111,7 @@ def gc(
     console.print(
         f"{bytes_text(done.freed_bytes)} {verb} "
         f"({counted(len(done.objects), 'object')}, {counted(done.blobs, 'file')}, "
-        f"{counted(done.leftovers, 'leftover')}, records of {counted(done.realisations, 'step')}), "
+        f"{counted(done.leftovers, 'leftover')}, {counted(done.realisations, 'step record')}), "
         f"{counted(done.kept_objects, 'object')} kept, "
         f"{seconds_text(done.seconds)}"
     )
