@@ -110,7 +110,7 @@ def test_collecting_leftovers_and_records(store: Store, model: StoreObject) -> N
     """Both are counted, in words and as data; the age of leftovers is the caller's."""
     (store.layout.logs / "x.log").write_bytes(b"x")
     store.record(Realisation("1" * 64, "2" * 64, f"{'3' * 64}-gone", inputs=()), only_claimed=True)
-    assert "no leftovers, records of 1 step)" in mm("gc", "--dry-run", "--leftovers", "1h")
+    assert "no leftovers, 1 step record)" in mm("gc", "--dry-run", "--leftovers", "1h")
     would = mm_json("gc", "--dry-run", "--leftovers", "0s")
     assert (would["leftovers"], would["realisations"]) == (1, 1)
     assert mm_json("gc", "--leftovers", "0s")["leftovers"] == 1
