@@ -12,6 +12,7 @@ import secrets
 import shlex
 import socket
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -216,6 +217,18 @@ def check_distinct(ports: Ports) -> None:
         )
 
 
+def _free_after(port: int) -> int:
+    """The next port that nothing holds at the moment."""
+    family = socket.AF_INET6 if ":" in bind_address() else socket.AF_INET
+    for candidate in range(port + 1, 65536):
+        with socket.socket(family, socket.SOCK_STREAM) as probe, suppress(OSError):
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((bind_address(), candidate))
+            probe.listen(1)
+            return candidate
+    return port + 1
+
+
 def check_port(port: int, variable: str, what: str) -> None:
     """Raise `Conflict`, naming the process, when a port that we need is taken."""
     family = socket.AF_INET6 if ":" in bind_address() else socket.AF_INET
@@ -238,7 +251,8 @@ def check_port(port: int, variable: str, what: str) -> None:
             holder = listener(port)
             raise Conflict(
                 f"port {port} ({what}) is taken by {holder or f'something: {error.strerror}'}",
-                remedy=f"end that process, or choose another port: {variable}={port + 1} make up",
+                remedy=f"end that process, or choose another port: {variable}={_free_after(port)}"
+                " make up",
                 port=port,
                 pid=holder.pid if holder else None,
             ) from error

@@ -83,7 +83,7 @@ def pin(
 ) -> None:
     """Keep an object, with all it needs, until it is released.
 
-    Example: mm store pin SmolLM2-135M --reason "the reference for comparisons"
+    Example: mm store pin llama-server --reason "the reference for comparisons"
     """
     store = open_store()
     full = resolve_name(store, name)
@@ -133,7 +133,7 @@ def release(
 def why(name: ObjectName, *, as_json: JsonFlag = False) -> None:
     """Say who needs an object: each root that keeps it, and the way from there.
 
-    Example: mm store why SmolLM2-135M
+    Example: mm store why llama-server
     """
     store = open_store()
     found = needs(store, resolve_name(store, name))

@@ -108,15 +108,16 @@ def test_an_unknown_setting_is_named(tmp_path: Path) -> None:
 
 def test_a_taken_port_names_the_process(clean_env: pytest.MonkeyPatch) -> None:
     """The error says who holds the port and which variable moves ours."""
-    port, following = free_ports(2)
-    with socket.socket() as holder:
-        holder.bind(("127.0.0.1", port))
-        holder.listen(1)
+    port, second, following = free_ports(3)
+    with socket.socket() as holder, socket.socket() as another:
+        for held, number in ((holder, port), (another, second)):
+            held.bind(("127.0.0.1", number))
+            held.listen(1)
         with pytest.raises(Conflict) as caught:
             installation.check_port(port, "MM_PANEL_PORT", "panel")
     assert f"port {port} (panel) is taken by" in caught.value.message
     assert f"pid {os.getpid()}" in caught.value.message
-    assert f"MM_PANEL_PORT={following}" in caught.value.remedy
+    assert f"MM_PANEL_PORT={following} make up" in caught.value.remedy, "one that is free"
     installation.check_port(port, "MM_PANEL_PORT", "panel")
 
 

@@ -63,6 +63,24 @@ def test_closed_streams_are_no_reason_to_fail(tmp_path: Path, closed: str) -> No
     assert (tmp_path / "told").read_text() == "ended with 0\n"
 
 
+def test_an_interrupt_while_the_command_is_loaded_is_quiet(tmp_path: Path) -> None:
+    """130 and no traceback: an import is where the interrupt falls."""
+    code = """
+import sys
+from mmadmin.cli import entry
+class Finder:
+    def find_spec(self, name, *_):
+        if name == "mmadmin.cli.main":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Finder())
+entry.main()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=WITH_OURS, capture_output=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (130, b"")
+
+
 def test_no_command_escapes_in_another_way() -> None:
     """Markup alone is not what must be escaped."""
     for path in Path(str(mmadmin.cli.__path__[0])).glob("*.py"):
