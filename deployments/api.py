@@ -702,4 +702,6 @@ api.add_router("", rest)
 @csrf_exempt
 def missing(request: HttpRequest, rest: str) -> HttpResponse:
     """An address of the API that does not exist: in the API's own shape."""
-    return failure(request, 404, "not_found", f"there is nothing at {rest}", remedy="see /api/v1/docs")
+    return failure(
+        request, 404, "not_found", f"there is nothing at {rest}", remedy="see /api/v1/docs"
+    )
