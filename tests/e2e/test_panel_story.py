@@ -98,6 +98,7 @@ def test_the_whole_story(site: Installation, browser: Browser) -> None:
         assert site.answered(key, NAME) == f"{NAME}/1"
 
         page.get_by_role("link", name="Playground").click()
+        page.wait_for_url("**/playground/")  # once it is loaded, its script is there to send
         page.get_by_label("Model").select_option(NAME)
         page.get_by_label("Your message").fill("Say hello.")
         page.keyboard.press("Enter")
