@@ -18,6 +18,7 @@ from django.utils import timezone
 from django.utils.module_loading import import_string
 
 from mmadmin.core.activation import Walk, may_cancel, resumed
+from mmadmin.core.errors import NotFound
 from mmadmin.core.incarnation import Incarnation
 from mmadmin.core.lifecycle import GenerationState, JobState, waits_words
 from mmadmin.core.spec import parse_spec
@@ -120,6 +121,15 @@ class Deployment(models.Model):
             or newest.filter(state=GenerationState.FAILED).first()
         )
 
+    @staticmethod
+    def unknown(name: str) -> NotFound:
+        """The error that there is none of that name."""
+        return NotFound(
+            f"there is no deployment {name}",
+            remedy="see the list of deployments",
+            command="mm status",
+        )
+
     def no_way_back(self) -> dict[str, str]:
         """What to say where `rollback_target` finds none: an error's message, remedy, command."""
         none = f"{self.name} has no earlier generation that was live"
@@ -203,6 +213,15 @@ class Generation(models.Model):
     def uid(self) -> str:
         """`<deployment>/<number>`: the `x-mm-generation` header."""
         return f"{self.deployment.name}/{self.number}"
+
+    @staticmethod
+    def unknown(name: str, number: int) -> NotFound:
+        """The error that the deployment of that name has none of that number."""
+        return NotFound(
+            f"{name} has no generation {number}",
+            remedy="see its history",
+            command=f"mm history {name}",
+        )
 
     @property
     def public_name(self) -> str:

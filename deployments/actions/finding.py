@@ -6,7 +6,7 @@ from deployments.models import (
     Deployment,
     Generation,
 )
-from mmadmin.core.errors import Conflict, NotFound
+from mmadmin.core.errors import Conflict
 from mmadmin.core.lifecycle import GenerationState, JobState
 
 ACTIVE_JOB = (JobState.QUEUED, JobState.RUNNING)
@@ -16,11 +16,7 @@ def deployment_named(name: str) -> Deployment:
     """The deployment with that name."""
     deployment = Deployment.objects.select_related("host", "live").filter(name=name).first()
     if deployment is None:
-        raise NotFound(
-            f"there is no deployment {name}",
-            remedy="see the list of deployments",
-            command="mm status",
-        )
+        raise Deployment.unknown(name)
     return deployment
 
 
@@ -33,11 +29,7 @@ def locked_deployment(name: str) -> Deployment:
         .first()
     )
     if deployment is None:
-        raise NotFound(
-            f"there is no deployment {name}",
-            remedy="see the list of deployments",
-            command="mm status",
-        )
+        raise Deployment.unknown(name)
     return deployment
 
 
@@ -45,11 +37,7 @@ def generation_of(deployment: Deployment, number: int) -> Generation:
     """A deployment's generation by its number."""
     generation = deployment.generations.select_related("deployment").filter(number=number).first()
     if generation is None:
-        raise NotFound(
-            f"{deployment.name} has no generation {number}",
-            remedy="see its history",
-            command=f"mm history {deployment.name}",
-        )
+        raise Generation.unknown(deployment.name, number)
     return generation
 
 

@@ -9,7 +9,7 @@ from datetime import datetime
 from django.conf import settings
 
 from deployments.models import Deployment, Generation, Replica, ReplicaState, User
-from deployments.queries.looking import deployment_named, no_generation, recorded, require
+from deployments.queries.looking import deployment_named, recorded, require
 from mmadmin.core.errors import MmError, NotFound
 from mmadmin.core.facts import HostFacts, host_facts_from_json
 from mmadmin.core.foresight import (
@@ -54,7 +54,7 @@ def preview(actor: User, name: str, number: int | None = None) -> Preview:
     of = deployment_named(name)
     target = _generation(of, number) if number is not None else of.rollback_target()
     if target is None and number is not None:
-        raise no_generation(name, number)
+        raise Generation.unknown(name, number)
     if target is None:
         raise NotFound(**of.no_way_back())
     running = list(

@@ -25,7 +25,6 @@ from deployments.queries.looking import (
     Page,
     deployment_named,
     grouped,
-    no_generation,
     paged,
     recorded,
     require,
@@ -78,7 +77,7 @@ def generation(actor: User, name: str, number: int) -> HistoryRow:
         .first()
     )
     if found is None:
-        raise no_generation(name, number)
+        raise Generation.unknown(name, number)
     return _history_rows([found], live_id=of.live_id)[0]
 
 
@@ -282,7 +281,7 @@ def diff(actor: User, name: str, a: int, b: int) -> list[DiffRow]:
     found = {g.number: g for g in of.generations.filter(number__in=[a, b])}
     for number in (a, b):
         if number not in found:
-            raise no_generation(name, number)
+            raise Generation.unknown(name, number)
     return differences(found[a], found[b])
 
 

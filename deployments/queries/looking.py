@@ -16,7 +16,7 @@ from deployments.models import (
     Role,
     User,
 )
-from mmadmin.core.errors import NotFound, Refused
+from mmadmin.core.errors import Refused
 from mmadmin.core.lifecycle import JobState
 
 ACTIVE_JOB = (JobState.QUEUED, JobState.RUNNING)
@@ -97,22 +97,9 @@ def grouped(rows: Iterable[M], by: Any) -> dict[int, list[M]]:
     return groups
 
 
-def no_generation(name: str, number: int) -> NotFound:
-    """That a deployment has none with that number."""
-    return NotFound(
-        f"{name} has no generation {number}",
-        remedy="see its history",
-        command=f"mm history {name}",
-    )
-
-
 def deployment_named(name: str) -> Deployment:
     """The deployment with that name. Raises `NotFound`."""
     found = Deployment.objects.filter(name=name).first()
     if found is None:
-        raise NotFound(
-            f"there is no deployment {name}",
-            remedy="see the list of deployments",
-            command="mm status",
-        )
+        raise Deployment.unknown(name)
     return found

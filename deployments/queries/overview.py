@@ -25,7 +25,6 @@ from deployments.models import (
     User,
 )
 from deployments.queries.looking import ACTIVE_JOB, grouped, recorded, require
-from mmadmin.core.errors import NotFound
 from mmadmin.core.lifecycle import GenerationState
 
 LIVE_WINDOW = timedelta(hours=1)
@@ -102,11 +101,7 @@ def deployment(actor: User, name: str) -> DeploymentRow:
     require(actor)
     rows = _rows(Deployment.objects.filter(name=name))
     if not rows:
-        raise NotFound(
-            f"there is no deployment {name}",
-            remedy="see the list of deployments",
-            command="mm status",
-        )
+        raise Deployment.unknown(name)
     return rows[0]
 
 
