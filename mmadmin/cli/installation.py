@@ -219,40 +219,42 @@ def check_distinct(ports: Ports) -> None:
 
 def _free_after(port: int) -> int:
     """The next port that nothing holds at the moment."""
-    family = socket.AF_INET6 if ":" in bind_address() else socket.AF_INET
     for candidate in range(port + 1, 65536):
-        with socket.socket(family, socket.SOCK_STREAM) as probe, suppress(OSError):
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind((bind_address(), candidate))
-            probe.listen(1)
+        with suppress(OSError):
+            _listen_on(candidate)
             return candidate
     return port + 1
 
 
-def check_port(port: int, variable: str, what: str) -> None:
-    """Raise `Conflict`, naming the process, when a port that we need is taken."""
+def _listen_on(port: int) -> None:
+    """Listen for a moment where our services would. Raises `OSError` when that cannot be."""
     family = socket.AF_INET6 if ":" in bind_address() else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((bind_address(), port))
-            probe.listen(1)
-        except PermissionError as error:
-            raise Conflict(
-                f"port {port} ({what}) may not be opened by this user",
-                remedy=f"choose one above 1023: {variable}=NUMBER make up",
+        probe.bind((bind_address(), port))
+        probe.listen(1)
+
+
+def check_port(port: int, variable: str, what: str) -> None:
+    """Raise `Conflict`, naming the process, when a port that we need is taken."""
+    try:
+        _listen_on(port)
+    except PermissionError as error:
+        raise Conflict(
+            f"port {port} ({what}) may not be opened by this user",
+            remedy=f"choose one above 1023: {variable}=NUMBER make up",
+        ) from error
+    except OSError as error:
+        if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+            raise InvalidInput(
+                f"MM_BIND: {bind_address()} is no address of this machine",
+                remedy="use 127.0.0.1, 0.0.0.0, or one of its addresses",
             ) from error
-        except OSError as error:
-            if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
-                raise InvalidInput(
-                    f"MM_BIND: {bind_address()} is no address of this machine",
-                    remedy="use 127.0.0.1, 0.0.0.0, or one of its addresses",
-                ) from error
-            holder = listener(port)
-            raise Conflict(
-                f"port {port} ({what}) is taken by {holder or f'something: {error.strerror}'}",
-                remedy=f"end that process, or choose another port: {variable}={_free_after(port)}"
-                " make up",
-                port=port,
-                pid=holder.pid if holder else None,
-            ) from error
+        holder = listener(port)
+        raise Conflict(
+            f"port {port} ({what}) is taken by {holder or f'something: {error.strerror}'}",
+            remedy=f"end that process, or choose another port: {variable}={_free_after(port)}"
+            " make up",
+            port=port,
+            pid=holder.pid if holder else None,
+        ) from error

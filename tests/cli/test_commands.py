@@ -30,7 +30,6 @@ from deployments.models import (
     Trial,
     User,
 )
-from mmadmin.cli import installation
 from mmadmin.cli.main import app
 from mmadmin.cli.output import of_the_disk, report, when_text
 from mmadmin.core.errors import (
@@ -48,14 +47,6 @@ from mmadmin.host.supervisor import ProgramStatus, Supervisor
 pytestmark = pytest.mark.django_db
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture
-def alice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> User:
-    """The first administrator of an installation that is set up."""
-    monkeypatch.setenv("MM_HOME", str(tmp_path))
-    installation.prepare(Home(tmp_path))
-    return User.objects.create_superuser(username="alice", role=Role.ADMIN)
 
 
 @pytest.fixture

@@ -17,27 +17,16 @@ from deployments.models import (
     Deployment,
     Generation,
     Host,
-    Role,
     Transition,
     UsageEvent,
     User,
 )
-from mmadmin.cli import installation
 from mmadmin.cli.main import app
 from mmadmin.core.errors import NotFound
-from mmadmin.core.home import Home
 from mmadmin.core.lifecycle import GenerationState, JobState
 
 pytestmark = pytest.mark.django_db
 START = datetime(2026, 11, 30, 12, tzinfo=UTC)
-
-
-@pytest.fixture
-def alice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> User:
-    """The first administrator of an installation that is set up."""
-    monkeypatch.setenv("MM_HOME", str(tmp_path))
-    installation.prepare(Home(tmp_path))
-    return User.objects.create_superuser(username="alice", role=Role.ADMIN)
 
 
 @pytest.fixture
