@@ -249,7 +249,7 @@ def serve(home: Home, system: System, prediction: Prediction, devices: list[int]
         rows = held_rows(prediction, devices, free, "idle")
         speed = ask(launch, prediction.context)
         rows += held_rows(prediction, devices, free, "after")
-        lines = engine_process.log_path(home, "device").read_text(errors="replace").splitlines()
+        lines = home.engine_log("device").read_text(errors="replace").splitlines()
         rows += compare_buffers(prediction, lines)
         engine_process.stop(home, "device", port=launch.port, recorded=ready.process)
         return {"rows": rows, "speed": {"ready_after_s": ready.ready_after_ms / 1000, **speed}}

@@ -49,7 +49,7 @@ def engine_log(actor: User, name: str, number: int, *, lines: int = 300) -> Engi
 
 def _tail(uid: str, lines: int) -> str:
     """Whole lines from the end of the file; empty when there is none yet."""
-    path = settings.HOME.logs / "engines" / f"{uid}.log"
+    path = settings.HOME.engine_log(uid)
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)

@@ -303,7 +303,7 @@ class Machine:
             return []
         facts = self.facts()
         devices = self._devices(facts)
-        log_lines = engine_process.log_tail(engine_process.log_path(self.home, replica.uid), 2000)
+        log_lines = engine_process.log_tail(self.home.engine_log(replica.uid), 2000)
         try:
             made = fit.predict_system(
                 self.system(replica.generation), facts, devices, fit.calibration_of(self.home)

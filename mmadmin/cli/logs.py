@@ -106,7 +106,7 @@ def _log_file(name: str) -> Path:
         raise NotFound(
             f"{name} has never run an engine", remedy=f"read its builds: mm history {name}"
         )
-    return _existing(home.logs / "engines" / f"{replica.uid}.log", name)
+    return _existing(home.engine_log(replica.uid), name)
 
 
 def _existing(path: Path, name: str) -> Path:

@@ -64,6 +64,10 @@ class Home:
         """Logs of the supervised processes; engines have theirs under `logs/engines`."""
         return self.root / "logs"
 
+    def engine_log(self, uid: str) -> Path:
+        """Where the output of a replica's engine goes."""
+        return self.logs / "engines" / f"{uid}.log"
+
     @property
     def supervisor(self) -> Path:
         """Generated supervisord configuration; one file an engine under `engines/`."""

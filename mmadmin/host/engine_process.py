@@ -60,11 +60,6 @@ class Owner:
     started: float
 
 
-def log_path(home: Home, uid: str) -> Path:
-    """Where an engine's output goes."""
-    return home.logs / "engines" / f"{uid}.log"
-
-
 def launch_file(home: Home, uid: str) -> Path:
     """The replica's launch file."""
     return home.replicas / f"{uid}.json"
@@ -237,7 +232,7 @@ def program_spec(
         name=uid,
         argv=[sys.executable, "-m", LAUNCHER, str(launch_file(home, uid))],
         cwd=PROJECT,
-        log=log_path(home, uid),
+        log=home.engine_log(uid),
         startsecs=startsecs,
         startretries=3,
         stopwaitsecs=STOP_WAIT_S,
@@ -296,7 +291,7 @@ def wait_for_process(home: Home, uid: str, *, timeout_s: float = LAUNCH_S) -> In
 
 def failed_probe(home: Home, uid: str, probe: str, words: str) -> ProbeFailed:
     """Why an engine is not what it should be, with the last lines of its log."""
-    log = log_path(home, uid)
+    log = home.engine_log(uid)
     tail = log_tail(log)
     last = next((line for line in reversed(tail) if line.strip()), "")
     message = f"the engine {uid} failed its probe: {words}"
