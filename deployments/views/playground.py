@@ -138,19 +138,21 @@ async def chat(request: HttpRequest) -> HttpResponseBase:
         body = request.body
     except RequestDataTooBig:
         return _failure(413, "this conversation is too long for the playground", "begin a new one")
-    agent = request.META.get("HTTP_USER_AGENT", "")
     try:
-        key = await sync_to_async(_key_of)(user)
-        await let_go(request)  # the engine may take minutes
-        answer = await _relay(body, key, agent)
+        answer = await _ask(request, user, body)
         if answer.status_code == 401:  # noqa: PLR2004 (somebody has ended the key meanwhile)
             _held.pop(user.pk, None)
-            key = await sync_to_async(_key_of)(user)
-            await let_go(request)
-            answer = await _relay(body, key, agent)
+            answer = await _ask(request, user, body)
     except MmError as error:
         return _failure(HTTP_STATUS.get(error.code, 400), error.message, error.remedy)
     return answer
+
+
+async def _ask(request: HttpRequest, user: User, body: bytes) -> HttpResponseBase:
+    """What the gate answers to the person's key. Raises what a new key is refused with."""
+    key = await sync_to_async(_key_of)(user)
+    await let_go(request)  # the engine may take minutes
+    return await _relay(body, key, request.META.get("HTTP_USER_AGENT", ""))
 
 
 def _key_of(user: User) -> str:
