@@ -29,19 +29,19 @@ import numpy as np
 from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter
 
 from bench.fit_models import add_vocabulary, decoder
-from mmadmin.core.assemble import assemble
-from mmadmin.core.builder import realise
-from mmadmin.core.derivation import Derivation
-from mmadmin.core.engine import LaunchSpec, Seat, System
-from mmadmin.core.engines.llama_server import ENGINE
-from mmadmin.core.facts import HostFacts
-from mmadmin.core.gguf_file import TENSOR_TYPES, GgufHeader, read_header
+from mmadmin.core.build.builder import realise
+from mmadmin.core.build.derivation import Derivation
+from mmadmin.core.build.recipe import PathSource
+from mmadmin.core.engines.llama_server.engine import ENGINE
+from mmadmin.core.engines.llama_server.memory import Prediction
+from mmadmin.core.engines.llama_server.memory_report import Row, compare_buffers, compare_devices
+from mmadmin.core.engines.protocol import LaunchSpec, Seat, System
+from mmadmin.core.fit.facts import HostFacts
+from mmadmin.core.formats.gguf.header import TENSOR_TYPES, GgufHeader, read_header
 from mmadmin.core.home import Home
-from mmadmin.core.lock import Lock, LockedFile
-from mmadmin.core.memory import Prediction
-from mmadmin.core.memory_report import Row, compare_buffers, compare_devices
-from mmadmin.core.recipe import PathSource
-from mmadmin.core.spec import Spec, parse_spec
+from mmadmin.core.spec.assemble import assemble
+from mmadmin.core.spec.lock import Lock, LockedFile
+from mmadmin.core.spec.spec import Spec, parse_spec
 from mmadmin.core.store import Store, hash_file
 from mmadmin.host import engine_process
 from mmadmin.host.facts import host_facts

@@ -17,14 +17,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.fit_models import RECIPES, Recipe, write
-from mmadmin.core.engine import Seat, System
-from mmadmin.core.engines.llama_server import ENGINE
-from mmadmin.core.gguf_file import read_header
-from mmadmin.core.memory import predict
-from mmadmin.core.memory_report import Row, compare_buffers
-from mmadmin.core.model_shape import shape_of_headers
-from mmadmin.core.recipe import Json
-from mmadmin.core.run_shape import RunShape
+from mmadmin.core.build.recipe import Json
+from mmadmin.core.engines.llama_server.engine import ENGINE
+from mmadmin.core.engines.llama_server.memory import predict
+from mmadmin.core.engines.llama_server.memory_report import Row, compare_buffers
+from mmadmin.core.engines.llama_server.run_shape import RunShape
+from mmadmin.core.engines.protocol import Seat, System
+from mmadmin.core.formats.gguf.header import read_header
+from mmadmin.core.formats.gguf.shape import shape_of_headers
 from mmadmin.host.engine_process import free_port
 from mmadmin.host.facts import host_facts
 from tests.support.engine import EngineStore, engine_store

@@ -23,9 +23,9 @@ from pathlib import Path
 import numpy as np
 from gguf import GGUFWriter
 
-from mmadmin.core.builder import build
-from mmadmin.core.derivation import Derivation
-from mmadmin.core.recipe import Json
+from mmadmin.core.build.builder import build
+from mmadmin.core.build.derivation import Derivation
+from mmadmin.core.build.recipe import Json
 from mmadmin.core.store import Store
 from mmadmin.core.store.ingest import hash_file
 from tests.support.engine import engine_store, toolbox_for

@@ -170,10 +170,10 @@ def logged_in() -> Any:
 
 def forget() -> None:
     """What was counted or made for an earlier request is not there for the next."""
-    from deployments import live as live_pages
+    from deployments.panel import live as live_pages
     from deployments.queries.history import _known_differences
     from deployments.views.usage import _answers
-    from mmadmin.core.diff import _spec_fields
+    from mmadmin.core.generations.diff import _spec_fields
 
     live_pages.Hub().tell({"kind": "tick"})
     _answers.clear()

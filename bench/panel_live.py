@@ -160,7 +160,7 @@ def _write(build_id: int, seen: Seen) -> None:
     """What a worker writes: a line, a step's progress, and that something changed."""
     from django.db import connection
 
-    from deployments import feed
+    from deployments.broker import feed
     from deployments.models import BuildStep, LogChunk
 
     step = BuildStep.objects.get(build=build_id, state="running")

@@ -27,10 +27,10 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
-from mmadmin.core.builder import RootClaim, realise
+from mmadmin.core.build.builder import RootClaim, realise
+from mmadmin.core.build.derivation import Derivation
+from mmadmin.core.build.planner import plan
 from mmadmin.core.canonical import canonical
-from mmadmin.core.derivation import Derivation
-from mmadmin.core.planner import plan
 from mmadmin.core.store import Realisation, Store, StoreObject
 from mmadmin.core.store.gc import collect, mark
 from mmadmin.core.store.graph import all_roots, read_graph

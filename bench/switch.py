@@ -39,7 +39,7 @@ from typing import Any
 
 import aiohttp
 
-from mmadmin.core.incarnation import start_time
+from mmadmin.core.process_identity import start_time
 from mmadmin.host.engine_process import port_owner
 from tests.e2e.installation import CATALOG, Installation, installation
 from tests.support.engine import engine_store

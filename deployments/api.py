@@ -25,10 +25,11 @@ from ninja.params.functions import Query
 from ninja.security import HttpBearer, SessionAuth
 from ninja.security.base import AuthBase
 
-from deployments import actions, queries, storage
+from deployments import actions, queries
 from deployments import schemas as s
-from deployments.engine_log import engine_log
 from deployments.models import User
+from deployments.queries import storage
+from deployments.queries.engine_log import engine_log
 from mmadmin.core.errors import HTTP_STATUS, MmError
 
 log = logging.getLogger(__name__)

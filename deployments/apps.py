@@ -15,4 +15,4 @@ class DeploymentsConfig(AppConfig):
         """Make our Celery application the one that `queue` sends with; note logins."""
         import_module("mmadmin.celery").app.set_default()
         user_logged_in = import_module("django.contrib.auth").user_logged_in
-        user_logged_in.connect(import_module("deployments.sessions").note_login)
+        user_logged_in.connect(import_module("deployments.accounts.sessions").note_login)

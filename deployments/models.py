@@ -17,12 +17,12 @@ from django.db.models import Q
 from django.utils import timezone
 from django.utils.module_loading import import_string
 
-from mmadmin.core.activation import Walk, may_cancel, resumed
 from mmadmin.core.errors import NotFound
-from mmadmin.core.incarnation import Incarnation
-from mmadmin.core.lifecycle import GenerationState, JobState, waits_words
-from mmadmin.core.spec import parse_spec
-from mmadmin.core.trial import END, MINUTES, Phase, Standing, standing
+from mmadmin.core.generations.activation import Walk, may_cancel, resumed
+from mmadmin.core.generations.lifecycle import GenerationState, JobState, waits_words
+from mmadmin.core.generations.trial import END, MINUTES, Phase, Standing, standing
+from mmadmin.core.process_identity import Incarnation
+from mmadmin.core.spec.spec import parse_spec
 
 
 class Role(models.TextChoices):
@@ -164,7 +164,7 @@ class Generation(models.Model):
     spec_toml = models.TextField()
     lock = models.JSONField(null=True, blank=True)
     graph = models.JSONField(null=True, blank=True)
-    """The derivations of its closure, as data (see `mmadmin.core.derivation.graph_to_json`)."""
+    """The derivations of its closure, as data (`mmadmin.core.build.derivation.graph_to_json`)."""
     system = models.CharField(max_length=255, blank=True)
     """Name of the system object in the host's store, once built."""
     state = models.CharField(
@@ -193,7 +193,7 @@ class Generation(models.Model):
     """What its template makes of each conversation of the matrix, in the sandbox:
     `{name: {"output"} | {"error"}}`; null = not known."""
     needs = models.JSONField(null=True, blank=True)
-    """The memory that its engine was predicted to hold (`core.foresight.Footprint`)."""
+    """The memory that its engine was predicted to hold (`core.fit.preview.Footprint`)."""
     size_bytes = models.BigIntegerField(default=0)
     """Of its closure: every object that it needs at run time."""
     created_at = models.DateTimeField(default=timezone.now, editable=False)
@@ -518,7 +518,7 @@ class Trial(Job):
     """How long it stays open."""
     reason = models.TextField(blank=True)
     phase = models.CharField(max_length=16, blank=True)
-    """The step of `mmadmin.core.trial` that it is in; empty = it has not begun."""
+    """The step of `mmadmin.core.generations.trial` that it is in; empty = it has not begun."""
     opened_at = models.DateTimeField(null=True, blank=True)
     """When every gate knew it."""
     ends_at = models.DateTimeField(null=True, blank=True)

@@ -11,7 +11,8 @@ from django.conf import settings
 from django.db import close_old_connections
 from django.utils.module_loading import import_string
 
-from deployments import feed
+from deployments.broker import feed
+from deployments.broker.queue import send
 from deployments.jobs import (
     activations,
     books,
@@ -27,7 +28,6 @@ from deployments.jobs import (
 )
 from deployments.jobs.recorder import Parent, recording
 from deployments.models import Activation, Browse, Build, Care, Trial
-from deployments.queue import send
 from mmadmin.core import catalog
 from mmadmin.host.facts import compiler
 

@@ -7,6 +7,6 @@ from django.core.asgi import get_asgi_application
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "mmadmin.settings")
 _panel = get_asgi_application()
 
-from deployments.turns import InTurn  # noqa: E402 (Django is set up above)
+from deployments.panel.admission import InTurn  # noqa: E402 (Django is set up above)
 
 application = InTurn(_panel)

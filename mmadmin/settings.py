@@ -75,7 +75,7 @@ MIDDLEWARE = [
     "django.contrib.auth.middleware.AuthenticationMiddleware",
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
-    "deployments.middleware.AddressMiddleware",
+    "deployments.accounts.middleware.AddressMiddleware",
 ]
 ROOT_URLCONF = "mmadmin.urls"
 ASGI_APPLICATION = "mmadmin.asgi.application"
@@ -99,7 +99,7 @@ OIDC_ADMINS = listed("MM_OIDC_ADMINS")
 OIDC_OPERATORS = listed("MM_OIDC_OPERATORS")
 AUTHENTICATION_BACKENDS = ["django.contrib.auth.backends.ModelBackend"]
 if OIDC_ISSUER:
-    AUTHENTICATION_BACKENDS.append("deployments.oidc.Backend")
+    AUTHENTICATION_BACKENDS.append("deployments.accounts.oidc.Backend")
 
 TEMPLATES: list[dict[str, Any]] = [
     {
@@ -160,7 +160,7 @@ STORAGES = {
 }
 WHITENOISE_USE_FINDERS = True
 
-SESSION_ENGINE = "deployments.sessions"
+SESSION_ENGINE = "deployments.accounts.sessions"
 SESSION_COOKIE_HTTPONLY = True
 SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = PUBLIC_ORIGIN.startswith("https://")
 X_FRAME_OPTIONS = "DENY"

@@ -19,7 +19,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("admin/", admin.site.urls),
     path("api/v1/", api.urls),
     path("api/<path:rest>", missing),
-    path("", include("deployments.pages")),
+    path("", include("deployments.panel.urls")),
 ]
 
 handler400 = "deployments.views.errors.unreadable"

@@ -15,7 +15,7 @@ import typer.main
 from mmadmin.cli.main import app
 from mmadmin.cli.variables import BY_FILE, SECTIONS, Variable
 from mmadmin.core.catalog import engines
-from mmadmin.core.spec import describe_spec
+from mmadmin.core.spec.spec import describe_spec
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTE = "<!-- Written by `make docs` from the code. -->\n"

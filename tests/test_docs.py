@@ -13,7 +13,7 @@ import typer.main
 from mmadmin.cli.main import app
 from mmadmin.cli.variables import VARIABLES
 from mmadmin.core.catalog import engines, recipes
-from mmadmin.core.spec import parse_spec
+from mmadmin.core.spec.spec import parse_spec
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])

@@ -31,7 +31,7 @@ FORBIDDEN: dict[str, set[str]] = {
     },
     "api": {"deployments.tasks", "deployments.jobs", "deployments.views", "mmadmin.host"},
     "views": {"deployments.tasks", "deployments.jobs", "deployments.api", "mmadmin.host"},
-    "forms": {"deployments.tasks", "deployments.jobs", "deployments.api", "mmadmin.host"},
+    "panel": {"deployments.tasks", "deployments.jobs", "deployments.api", "mmadmin.host"},
     "tasks": {"deployments.actions", "deployments.api", "deployments.views"},
     "jobs": {"deployments.actions", "deployments.api", "deployments.views"},
 }

@@ -9,7 +9,7 @@ from typing import Any
 
 from django.db import transaction
 
-from deployments import feed
+from deployments.broker import feed
 from deployments.models import (
     AuditEvent,
     Role,

@@ -6,12 +6,12 @@ from django.conf import settings
 from django.db import IntegrityError, transaction
 from django.utils import timezone
 
-from deployments import feed
 from deployments.actions.acting import audit, require
+from deployments.broker import feed
+from deployments.broker.queue import enqueue_on_commit
 from deployments.models import Care, CareKind, Host, Role, User
-from deployments.queue import enqueue_on_commit
 from mmadmin.core.errors import Conflict, InvalidInput, NotFound
-from mmadmin.core.lifecycle import JobState
+from mmadmin.core.generations.lifecycle import JobState
 
 
 def care(actor: User, kind: CareKind | str, *, host: str = "") -> Care:

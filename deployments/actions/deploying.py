@@ -10,9 +10,10 @@ from django.db import IntegrityError, transaction
 from django.db.models import Max
 from django.utils import timezone
 
-from deployments import feed
 from deployments.actions.acting import audit, require
 from deployments.actions.finding import ACTIVE_JOB, generation_of, locked_deployment
+from deployments.broker import feed
+from deployments.broker.queue import enqueue_on_commit
 from deployments.models import (
     Browse,
     Build,
@@ -23,10 +24,9 @@ from deployments.models import (
     Transition,
     User,
 )
-from deployments.queue import enqueue_on_commit
 from mmadmin.core.errors import Conflict, InvalidInput, InvalidSpec, NotFound
-from mmadmin.core.lifecycle import GenerationState, JobState
-from mmadmin.core.spec import Spec, parse_spec
+from mmadmin.core.generations.lifecycle import GenerationState, JobState
+from mmadmin.core.spec.spec import Spec, parse_spec
 
 
 def deploy(actor: User, spec_toml: str, *, reason: str, activate: bool = True) -> Generation:

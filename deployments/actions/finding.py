@@ -7,7 +7,7 @@ from deployments.models import (
     Generation,
 )
 from mmadmin.core.errors import Conflict
-from mmadmin.core.lifecycle import GenerationState, JobState
+from mmadmin.core.generations.lifecycle import GenerationState, JobState
 
 ACTIVE_JOB = (JobState.QUEUED, JobState.RUNNING)
 

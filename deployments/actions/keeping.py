@@ -7,7 +7,6 @@ from typing import Literal
 from django.db import transaction
 from django.utils import timezone
 
-from deployments import feed
 from deployments.actions.acting import audit, require
 from deployments.actions.finding import (
     ACTIVE_JOB,
@@ -15,6 +14,7 @@ from deployments.actions.finding import (
     generation_of,
     locked_deployment,
 )
+from deployments.broker import feed
 from deployments.models import (
     Deployment,
     Generation,

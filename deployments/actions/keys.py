@@ -10,8 +10,8 @@ from django.conf import settings
 from django.db import transaction
 from django.utils import timezone
 
-from deployments import feed
 from deployments.actions.acting import audit, require
+from deployments.broker import feed
 from deployments.models import (
     ClientKey,
     Deployment,

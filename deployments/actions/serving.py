@@ -5,9 +5,10 @@ from __future__ import annotations
 from django.db import IntegrityError, transaction
 from django.utils import timezone
 
-from deployments import feed
 from deployments.actions.acting import audit, require
 from deployments.actions.finding import generation_of, locked_deployment, unbuilt
+from deployments.broker import feed
+from deployments.broker.queue import enqueue_on_commit
 from deployments.models import (
     Activation,
     ActivationKind,
@@ -16,9 +17,8 @@ from deployments.models import (
     Role,
     User,
 )
-from deployments.queue import enqueue_on_commit
 from mmadmin.core.errors import Conflict, InvalidInput, NotFound
-from mmadmin.core.lifecycle import GenerationState, JobState
+from mmadmin.core.generations.lifecycle import GenerationState, JobState
 
 MAY_START = (GenerationState.BUILT, GenerationState.RETIRED, GenerationState.FAILED)
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from django.db import IntegrityError, transaction
 
-from deployments import feed
 from deployments.actions.acting import audit, require
 from deployments.actions.finding import ACTIVE_JOB, generation_of, locked_deployment, unbuilt
+from deployments.broker import feed
+from deployments.broker.queue import enqueue_on_commit
 from deployments.models import Deployment, Generation, Role, Trial, User
-from deployments.queue import enqueue_on_commit
 from mmadmin.core.errors import Conflict, InvalidInput, NotFound
-from mmadmin.core.trial import MINUTES, MOST_MINUTES
+from mmadmin.core.generations.trial import MINUTES, MOST_MINUTES
 
 
 def begin_trial(

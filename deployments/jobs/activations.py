@@ -1,4 +1,4 @@
-"""Making a generation live: the walk of `core.activation`, durable, each phase repeatable.
+"""Making a generation live: the phases of `core.generations.activation`, durable and repeatable.
 
 The phase is written before it begins. A worker that is killed in it leaves a row that says where
 to go on, and every phase looks at what is already so before it acts. Nothing is taken down before
@@ -32,7 +32,16 @@ from deployments.models import (
     ReplicaState,
     Transition,
 )
-from mmadmin.core.activation import (
+from mmadmin.core.errors import (
+    Cancelled,
+    Conflict,
+    DoesNotFit,
+    LeaseLost,
+    MmError,
+    Unreachable,
+)
+from mmadmin.core.fit.placement import Beside, make_room
+from mmadmin.core.generations.activation import (
     WORDS,
     Mode,
     Phase,
@@ -43,17 +52,8 @@ from mmadmin.core.activation import (
     may_turn_back,
     turn_back,
 )
-from mmadmin.core.errors import (
-    Cancelled,
-    Conflict,
-    DoesNotFit,
-    LeaseLost,
-    MmError,
-    Unreachable,
-)
-from mmadmin.core.lifecycle import GenerationState
-from mmadmin.core.placement import Beside, make_room
-from mmadmin.core.spec import ActivationSpec, parse_spec
+from mmadmin.core.generations.lifecycle import GenerationState
+from mmadmin.core.spec.spec import ActivationSpec, parse_spec
 
 log = logging.getLogger(__name__)
 

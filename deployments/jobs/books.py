@@ -22,7 +22,7 @@ from django.db import transaction
 from django.db.models import F
 from django.utils import timezone
 
-from deployments import feed
+from deployments.broker import feed
 from deployments.models import (
     SUMS,
     TOKENS_AND_TIMES,

@@ -16,7 +16,8 @@ from typing import Any, Protocol
 from django.db import IntegrityError, transaction
 from django.utils import timezone
 
-from deployments import feed
+from deployments.broker import feed
+from deployments.broker.queue import enqueue_on_commit
 from deployments.jobs import lease, states
 from deployments.jobs.recorder import Recorder
 from deployments.models import (
@@ -29,9 +30,10 @@ from deployments.models import (
     ReplicaState,
     StepState,
 )
-from deployments.queue import enqueue_on_commit
-from mmadmin.core.builder import RootClaim, StepTools, realise
-from mmadmin.core.derivation import Derivation, graph_from_json, graph_to_json, topological
+from mmadmin.core.build.builder import RootClaim, StepTools, realise
+from mmadmin.core.build.derivation import Derivation, graph_from_json, graph_to_json, topological
+from mmadmin.core.build.planner import Plan, plan
+from mmadmin.core.build.recipe import Recipe
 from mmadmin.core.errors import (
     Cancelled,
     DigestMismatch,
@@ -39,13 +41,11 @@ from mmadmin.core.errors import (
     MmError,
     SourceUnavailable,
 )
-from mmadmin.core.facts import HostFacts
-from mmadmin.core.history_file import only_the_same
-from mmadmin.core.lifecycle import GenerationState, waits_words
-from mmadmin.core.lock import Lock, lock_as_json, lock_from_json
-from mmadmin.core.planner import Plan, plan
-from mmadmin.core.recipe import Recipe
-from mmadmin.core.spec import Spec, parse_spec
+from mmadmin.core.fit.facts import HostFacts
+from mmadmin.core.generations.history_file import only_the_same
+from mmadmin.core.generations.lifecycle import GenerationState, waits_words
+from mmadmin.core.spec.lock import Lock, lock_as_json, lock_from_json
+from mmadmin.core.spec.spec import Spec, parse_spec
 from mmadmin.core.store import Staging, Store, StoreObject
 from mmadmin.core.store.substitute import Substituter
 
@@ -90,7 +90,7 @@ class Hands(Protocol):
         ...
 
     def goal(self, spec: Spec, lock: Lock, facts: HostFacts) -> Derivation:
-        """The system's derivation (`core.assemble`)."""
+        """The system's derivation (`core.spec.assemble`)."""
         ...
 
     def recipe(self, kind: str) -> Recipe:

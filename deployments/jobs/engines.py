@@ -18,15 +18,15 @@ from django.conf import settings
 from django.db import IntegrityError
 from django.utils import timezone
 
-from deployments import feed
+from deployments.broker import feed
 from deployments.jobs import gates, lease
 from deployments.jobs.recorder import Recorder
 from deployments.models import Generation, Host, Replica, ReplicaState, Trial
-from mmadmin.core.engine import LaunchSpec, Seat
+from mmadmin.core.engines.protocol import LaunchSpec, Seat
 from mmadmin.core.errors import Conflict, ProbeFailed, Unreachable
-from mmadmin.core.incarnation import Incarnation
-from mmadmin.core.placement import Beside
-from mmadmin.core.spec import ActivationSpec, parse_spec
+from mmadmin.core.fit.placement import Beside
+from mmadmin.core.process_identity import Incarnation
+from mmadmin.core.spec.spec import ActivationSpec, parse_spec
 
 PATIENCE_S = 120
 """How long a step waits for a supervisor or broker that does not answer."""

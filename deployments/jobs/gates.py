@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import redis
 
-from deployments import feed
+from deployments.broker import feed
 from mmadmin.core.snapshot import GATE_PRESENCE_PREFIX
 
 log = logging.getLogger(__name__)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from django.conf import settings
 from django.utils import timezone
 
-from deployments import feed
+from deployments.broker import feed
 from deployments.models import Host
-from mmadmin.core.facts import HostFacts
+from mmadmin.core.fit.facts import HostFacts
 
 
 def register(facts: HostFacts) -> Host:

@@ -13,8 +13,8 @@ from django.conf import settings
 from django.db.models import Exists, Max, OuterRef, Q, QuerySet
 
 from deployments.models import Generation, Trial
-from mmadmin.core.keep import Candidate, keep
-from mmadmin.core.lifecycle import GenerationState, JobState
+from mmadmin.core.generations.lifecycle import GenerationState, JobState
+from mmadmin.core.generations.retention import Candidate, keep
 from mmadmin.core.store import Store
 from mmadmin.core.store.gc import Collected, collect
 

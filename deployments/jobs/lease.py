@@ -23,7 +23,8 @@ from django.db.models import F, Q
 from django.db.models.functions import Coalesce
 from django.utils import timezone
 
-from deployments import feed
+from deployments.broker import feed
+from deployments.broker.queue import AnyJob
 from deployments.jobs import states
 from deployments.models import (
     Activation,
@@ -35,10 +36,9 @@ from deployments.models import (
     StepState,
     Trial,
 )
-from deployments.queue import AnyJob
 from mmadmin.core.errors import LeaseLost, StepFailed
-from mmadmin.core.incarnation import Incarnation
-from mmadmin.core.lifecycle import GenerationState, JobState
+from mmadmin.core.generations.lifecycle import GenerationState, JobState
+from mmadmin.core.process_identity import Incarnation
 
 log = logging.getLogger(__name__)
 

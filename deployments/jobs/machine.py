@@ -18,24 +18,24 @@ from deployments.jobs.builds import Description
 from deployments.models import Generation, Replica
 from mmadmin.core import catalog
 from mmadmin.core.access import engine_secret
-from mmadmin.core.assemble import assemble
-from mmadmin.core.builder import StepTools
-from mmadmin.core.derivation import Derivation
-from mmadmin.core.engine import LaunchSpec, Seat, System
+from mmadmin.core.build.builder import StepTools
+from mmadmin.core.build.derivation import Derivation
+from mmadmin.core.build.recipe import Json, Recipe
+from mmadmin.core.engines.protocol import LaunchSpec, Seat, System
+from mmadmin.core.engines.system import read_system
 from mmadmin.core.errors import Conflict, InvalidModel, MmError
-from mmadmin.core.facts import HostFacts
-from mmadmin.core.foresight import footprint
+from mmadmin.core.fit.facts import HostFacts
+from mmadmin.core.fit.placement import Beside, HostView, Running, freed
+from mmadmin.core.fit.preview import footprint
 from mmadmin.core.home import Home
-from mmadmin.core.incarnation import Incarnation
-from mmadmin.core.lock import Lock
-from mmadmin.core.placement import Beside, HostView, Running, freed
-from mmadmin.core.recipe import Json, Recipe
+from mmadmin.core.process_identity import Incarnation
 from mmadmin.core.recipes.patch_template import rendering_of
-from mmadmin.core.spec import ActivationSpec, Spec
+from mmadmin.core.spec.assemble import assemble
+from mmadmin.core.spec.lock import Lock
+from mmadmin.core.spec.spec import ActivationSpec, Spec
 from mmadmin.core.store import Staging, Store
 from mmadmin.core.store.substitute import Substituter
 from mmadmin.core.store.verify import require_intact
-from mmadmin.core.system import read_system
 from mmadmin.host import engine_process, fit
 from mmadmin.host.doctor import Patient, run_checks
 from mmadmin.host.drift import drift

@@ -21,7 +21,7 @@ from deployments.jobs import lease, states
 from deployments.jobs.lease import J
 from deployments.models import Activation, Browse, Build, BuildStep, Care, LogChunk, Trial
 from mmadmin.core.errors import Cancelled, MmError
-from mmadmin.core.lifecycle import JobState
+from mmadmin.core.generations.lifecycle import JobState
 
 log = logging.getLogger(__name__)
 

@@ -8,10 +8,10 @@ from typing import Any
 from django.db import transaction
 from django.utils import timezone
 
-from deployments import feed
+from deployments.broker import feed
 from deployments.models import Generation, Transition
 from mmadmin.core.errors import Conflict
-from mmadmin.core.lifecycle import GenerationState, check_move
+from mmadmin.core.generations.lifecycle import GenerationState, check_move
 
 
 def advance(

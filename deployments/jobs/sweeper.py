@@ -11,10 +11,10 @@ from datetime import datetime, timedelta
 from django.db.models import Q
 from django.utils import timezone
 
+from deployments.broker.queue import AnyJob, send
 from deployments.jobs import lease
 from deployments.models import Activation, Browse, Build, Care, Trial
-from deployments.queue import AnyJob, send
-from mmadmin.core.lifecycle import JobState
+from mmadmin.core.generations.lifecycle import JobState
 
 UNSENT_AFTER_S = 3
 """An enqueue on commit takes milliseconds: a row still without it by then was never sent."""

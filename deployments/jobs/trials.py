@@ -1,4 +1,4 @@
-"""A kept generation on trial beside the live one: the phases of `core.trial`, durable.
+"""A kept generation on trial beside the live one: the phases of `core.generations.trial`, durable.
 
 A trial that is open sleeps: its job is queued, nobody holds it, and the sweeper hands it out when
 its time is over. Everything else (a person, an activation that needs the memory, an engine that
@@ -32,9 +32,9 @@ from deployments.models import (
     Trial,
 )
 from mmadmin.core.errors import Cancelled, Conflict, DoesNotFit, LeaseLost, MmError
-from mmadmin.core.lifecycle import JobState
-from mmadmin.core.placement import Beside
-from mmadmin.core.trial import FORWARD, WORDS, Phase, Standing, after, turn_back
+from mmadmin.core.fit.placement import Beside
+from mmadmin.core.generations.lifecycle import JobState
+from mmadmin.core.generations.trial import FORWARD, WORDS, Phase, Standing, after, turn_back
 
 log = logging.getLogger(__name__)
 

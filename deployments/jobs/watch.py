@@ -28,7 +28,8 @@ from django.db import IntegrityError, transaction
 from django.db.models import Exists, OuterRef, QuerySet
 from django.utils import timezone
 
-from deployments import feed
+from deployments.broker import feed
+from deployments.broker.queue import enqueue_on_commit
 from deployments.jobs import gates, states, trials
 from deployments.jobs.engines import ACTIVE_REPLICA, new_uid, note_process, ports, seat_of
 from deployments.models import (
@@ -43,12 +44,11 @@ from deployments.models import (
     ReplicaState,
     UsageEvent,
 )
-from deployments.queue import enqueue_on_commit
-from mmadmin.core.engine import LaunchSpec, Seat
+from mmadmin.core.engines.protocol import LaunchSpec, Seat
 from mmadmin.core.errors import MmError, ProbeFailed, Unreachable
-from mmadmin.core.incarnation import Incarnation
-from mmadmin.core.lifecycle import GenerationState, JobState
-from mmadmin.core.spec import parse_spec
+from mmadmin.core.generations.lifecycle import GenerationState, JobState
+from mmadmin.core.process_identity import Incarnation
+from mmadmin.core.spec.spec import parse_spec
 
 log = logging.getLogger(__name__)
 

@@ -4,7 +4,6 @@ import django.contrib.auth.models
 import django.contrib.auth.validators
 import django.db.models.deletion
 import django.utils.timezone
-import mmadmin.core.lifecycle
 from django.conf import settings
 from django.db import migrations, models
 
@@ -253,7 +252,7 @@ class Migration(migrations.Migration):
                             ("errored", "errored"),
                             ("cancelled", "cancelled"),
                         ],
-                        default=mmadmin.core.lifecycle.JobState["QUEUED"],
+                        default="queued",
                         max_length=16,
                     ),
                 ),
@@ -467,7 +466,7 @@ class Migration(migrations.Migration):
                             ("retired", "retired"),
                             ("failed", "failed"),
                         ],
-                        default=mmadmin.core.lifecycle.GenerationState["PLANNED"],
+                        default="planned",
                         max_length=16,
                     ),
                 ),
@@ -621,7 +620,7 @@ class Migration(migrations.Migration):
                             ("errored", "errored"),
                             ("cancelled", "cancelled"),
                         ],
-                        default=mmadmin.core.lifecycle.JobState["QUEUED"],
+                        default="queued",
                         max_length=16,
                     ),
                 ),
@@ -704,7 +703,7 @@ class Migration(migrations.Migration):
                             ("errored", "errored"),
                             ("cancelled", "cancelled"),
                         ],
-                        default=mmadmin.core.lifecycle.JobState["QUEUED"],
+                        default="queued",
                         max_length=16,
                     ),
                 ),
@@ -768,7 +767,7 @@ class Migration(migrations.Migration):
                             ("errored", "errored"),
                             ("cancelled", "cancelled"),
                         ],
-                        default=mmadmin.core.lifecycle.JobState["QUEUED"],
+                        default="queued",
                         max_length=16,
                     ),
                 ),
@@ -1126,8 +1125,8 @@ class Migration(migrations.Migration):
                     (
                         "state__in",
                         [
-                            mmadmin.core.lifecycle.JobState["QUEUED"],
-                            mmadmin.core.lifecycle.JobState["RUNNING"],
+                            "queued",
+                            "running",
                         ],
                     )
                 ),
@@ -1146,8 +1145,8 @@ class Migration(migrations.Migration):
                     (
                         "state__in",
                         [
-                            mmadmin.core.lifecycle.JobState["QUEUED"],
-                            mmadmin.core.lifecycle.JobState["RUNNING"],
+                            "queued",
+                            "running",
                         ],
                     )
                 ),

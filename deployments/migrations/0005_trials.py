@@ -2,7 +2,6 @@
 
 import django.db.models.deletion
 import django.utils.timezone
-import mmadmin.core.lifecycle
 from django.conf import settings
 from django.db import migrations, models
 
@@ -38,7 +37,7 @@ class Migration(migrations.Migration):
                             ("errored", "errored"),
                             ("cancelled", "cancelled"),
                         ],
-                        default=mmadmin.core.lifecycle.JobState["QUEUED"],
+                        default="queued",
                         max_length=16,
                     ),
                 ),
@@ -119,8 +118,8 @@ class Migration(migrations.Migration):
                     (
                         "state__in",
                         [
-                            mmadmin.core.lifecycle.JobState["QUEUED"],
-                            mmadmin.core.lifecycle.JobState["RUNNING"],
+                            "queued",
+                            "running",
                         ],
                     )
                 ),

@@ -11,8 +11,9 @@ from django.conf import settings
 from deployments.models import Deployment, Generation, Replica, ReplicaState, User
 from deployments.queries.looking import deployment_named, recorded, require
 from mmadmin.core.errors import MmError, NotFound
-from mmadmin.core.facts import HostFacts, host_facts_from_json
-from mmadmin.core.foresight import (
+from mmadmin.core.fit.facts import HostFacts, host_facts_from_json
+from mmadmin.core.fit.placement import Running
+from mmadmin.core.fit.preview import (
     Footprint,
     Foresight,
     Load,
@@ -21,8 +22,7 @@ from mmadmin.core.foresight import (
     foresee,
     load_time,
 )
-from mmadmin.core.placement import Running
-from mmadmin.core.spec import ActivationSpec, Spec, parse_spec
+from mmadmin.core.spec.spec import ActivationSpec, Spec, parse_spec
 from mmadmin.core.store import Store
 
 LOADS_LOOKED_AT = 10

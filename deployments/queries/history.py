@@ -29,10 +29,10 @@ from deployments.queries.looking import (
     recorded,
     require,
 )
-from mmadmin.core.diff import DiffRow, Side
-from mmadmin.core.diff import diff as core_diff
-from mmadmin.core.history_file import HISTORY_FORMAT
-from mmadmin.core.lifecycle import GenerationState
+from mmadmin.core.generations.diff import DiffRow, Side
+from mmadmin.core.generations.diff import diff as core_diff
+from mmadmin.core.generations.history_file import HISTORY_FORMAT
+from mmadmin.core.generations.lifecycle import GenerationState
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from deployments.models import (
     User,
 )
 from mmadmin.core.errors import Refused
-from mmadmin.core.lifecycle import JobState
+from mmadmin.core.generations.lifecycle import JobState
 
 ACTIVE_JOB = (JobState.QUEUED, JobState.RUNNING)
 

@@ -25,7 +25,7 @@ from deployments.models import (
     User,
 )
 from deployments.queries.looking import ACTIVE_JOB, grouped, recorded, require
-from mmadmin.core.lifecycle import GenerationState
+from mmadmin.core.generations.lifecycle import GenerationState
 
 LIVE_WINDOW = timedelta(hours=1)
 

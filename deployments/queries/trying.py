@@ -10,7 +10,7 @@ from django.utils import timezone
 from deployments.models import Generation, Role, Trial, User
 from deployments.queries.looking import ACTIVE_JOB, Page, paged, require
 from mmadmin.core.errors import NotFound
-from mmadmin.core.lifecycle import JobState
+from mmadmin.core.generations.lifecycle import JobState
 
 
 def trials(actor: User, *, name: str = "", number: int = 0, page: int = 1) -> Page[Trial]:

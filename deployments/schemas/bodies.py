@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 from ninja import Field, Schema
 from pydantic import ConfigDict
 
-from mmadmin.core.trial import MINUTES, MOST_MINUTES
+from mmadmin.core.generations.trial import MINUTES, MOST_MINUTES
 
 SPEC_MAX = 256 * 1024
 

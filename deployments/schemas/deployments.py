@@ -8,16 +8,16 @@ from typing import Any
 from ninja import Field, Schema
 
 from deployments import queries
-from deployments.engine_log import EngineLog
 from deployments.models import (
     Alarm,
     Generation,
     Replica,
     Transition,
 )
+from deployments.queries.engine_log import EngineLog
 from deployments.schemas.jobs import ActivationBrief
 from deployments.schemas.shapes import Name, name_of
-from mmadmin.core.diff import DiffRow
+from mmadmin.core.generations.diff import DiffRow
 
 
 class GenerationOut(Schema):

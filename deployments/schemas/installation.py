@@ -15,8 +15,8 @@ from deployments.models import (
     User,
     UserToken,
 )
+from deployments.queries.storage import Shelves
 from deployments.schemas.shapes import Name, name_of
-from deployments.storage import Shelves
 
 
 class KeyOut(Schema):

@@ -16,11 +16,11 @@ from django.utils.html import escape, format_html, format_html_join
 from django.utils.safestring import SafeString, mark_safe
 
 from deployments.models import Trial
-from mmadmin.core import diff as core_diff
-from mmadmin.core.activation import WORDS, Phase
-from mmadmin.core.diff import DiffRow
-from mmadmin.core.trial import WORDS as TRIAL_WORDS
-from mmadmin.core.trial import Phase as TrialPhase
+from mmadmin.core.generations import diff as core_diff
+from mmadmin.core.generations.activation import WORDS, Phase
+from mmadmin.core.generations.diff import DiffRow
+from mmadmin.core.generations.trial import WORDS as TRIAL_WORDS
+from mmadmin.core.generations.trial import Phase as TrialPhase
 
 register = template.Library()
 

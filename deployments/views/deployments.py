@@ -13,9 +13,10 @@ from django.shortcuts import redirect
 from django.urls import reverse
 from django.views.decorators.http import require_POST
 
-from deployments import actions, pulse, queries
-from deployments.forms import DeploymentSettings, OptionalReason, Reason
+from deployments import actions, queries
+from deployments.broker import activity as pulse
 from deployments.models import Activation
+from deployments.panel.forms import DeploymentSettings, OptionalReason, Reason
 from deployments.views.page import (
     attempt,
     blame,

@@ -10,8 +10,9 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.views.decorators.http import require_POST
 
-from deployments import actions, queries, spec_form
-from deployments.forms import Deploy
+from deployments import actions, queries
+from deployments.panel import spec_form
+from deployments.panel.forms import Deploy
 from deployments.views.page import blame, number_of, operator, page, person, show
 from mmadmin.core.errors import MmError
 

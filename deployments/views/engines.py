@@ -5,7 +5,7 @@ from __future__ import annotations
 from django.http import HttpRequest, HttpResponse
 
 from deployments import queries
-from deployments.engine_log import engine_log
+from deployments.queries.engine_log import engine_log
 from deployments.views.page import number_of, operator, page, person, show
 
 

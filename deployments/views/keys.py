@@ -13,8 +13,8 @@ from django.urls import reverse
 from django.views.decorators.http import require_POST
 
 from deployments import actions, queries
-from deployments.forms import IssueKey
 from deployments.models import ClientKey
+from deployments.panel.forms import IssueKey
 from deployments.views.page import admin, attempt, blame, in_words, number_of, page, person, show
 from deployments.views.usage import charts, of_key
 from mmadmin.core.errors import MmError

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from django.http import HttpRequest, HttpResponse
 
-from deployments import pulse, queries
+from deployments import queries
+from deployments.broker import activity as pulse
 from deployments.views.hosts import machines
 from deployments.views.page import page, person, show
 

@@ -20,7 +20,7 @@ from django.shortcuts import redirect, render
 
 from deployments import actions
 from deployments.models import Role, User
-from deployments.views.shared import fragment
+from deployments.panel.fragments import fragment
 from mmadmin.core.errors import HTTP_STATUS, MmError, NotFound, Refused, Unreachable
 
 log = logging.getLogger(__name__)

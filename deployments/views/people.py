@@ -10,8 +10,8 @@ from django.urls import reverse
 from django.views.decorators.http import require_POST
 
 from deployments import actions, queries
-from deployments.forms import FirstPassword, NewPassword, NewToken, NewUser
 from deployments.models import Role
+from deployments.panel.forms import FirstPassword, NewPassword, NewToken, NewUser
 from deployments.views.page import admin, attempt, blame, number_of, page, person, show
 from mmadmin.core.errors import MmError
 

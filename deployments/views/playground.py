@@ -30,9 +30,9 @@ from django.utils.text import Truncator
 from django.views.decorators.http import require_POST
 
 from deployments import actions, queries
-from deployments.forms import BeginTrial
 from deployments.models import Generation, User
-from deployments.turns import let_go
+from deployments.panel.admission import let_go
+from deployments.panel.forms import BeginTrial
 from deployments.views.page import attempt, blame, operator, page, person, show
 from mmadmin.core.errors import HTTP_STATUS, MmError
 

@@ -11,8 +11,8 @@ from django.contrib.auth.forms import AuthenticationForm
 from django.core.cache import cache
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 
-from deployments.forms import Login
-from deployments.middleware import client_address
+from deployments.accounts.middleware import client_address
+from deployments.panel.forms import Login
 
 TRIES = 8
 """Wrong passwords for one name from one address before it has to wait."""

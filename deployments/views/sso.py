@@ -15,7 +15,7 @@ from mozilla_django_oidc.views import (  # type: ignore[import-untyped]
     OIDCAuthenticationRequestView,
 )
 
-from deployments.oidc import setting
+from deployments.accounts.oidc import setting
 from deployments.views.page import in_words
 from mmadmin.core.errors import MmError
 

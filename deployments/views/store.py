@@ -6,8 +6,9 @@ from django.http import HttpRequest, HttpResponse
 from django.urls import reverse
 from django.views.decorators.http import require_POST
 
-from deployments import actions, queries, storage
+from deployments import actions, queries
 from deployments.models import CareKind
+from deployments.queries import storage
 from deployments.views.page import attempt, operator, page, person, show
 from mmadmin.core.errors import NotFound
 

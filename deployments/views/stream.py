@@ -28,12 +28,13 @@ from django.http import (
 from django.urls import Resolver404, ResolverMatch, resolve
 from django.utils.html import format_html
 
-from deployments import live, queries
+from deployments import queries
 from deployments.models import BuildStep, LogChunk, User
+from deployments.panel import live
+from deployments.panel.admission import let_go
+from deployments.panel.fragments import TOKEN, Once
 from deployments.templatetags.mm import ansi
-from deployments.turns import let_go
 from deployments.views.page import number_of
-from deployments.views.shared import TOKEN, Once
 
 P = ParamSpec("P")
 T = TypeVar("T")

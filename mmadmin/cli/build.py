@@ -30,19 +30,19 @@ from mmadmin.cli.deployments import SpecFile, read_spec
 from mmadmin.cli.output import JsonFlag, bytes_text, console, emit_json, escape, seconds_text
 from mmadmin.cli.tables import Column, table
 from mmadmin.core import catalog
-from mmadmin.core.assemble import assemble
-from mmadmin.core.builder import RootClaim, StepTools, realise
+from mmadmin.core.build.builder import RootClaim, StepTools, realise
+from mmadmin.core.build.derivation import Derivation, thawed, topological
+from mmadmin.core.build.planner import Plan
+from mmadmin.core.build.planner import plan as plan_of
+from mmadmin.core.build.rebuild import Check
+from mmadmin.core.build.rebuild import check as check_step
 from mmadmin.core.canonical import parse
-from mmadmin.core.derivation import Derivation, thawed, topological
 from mmadmin.core.errors import MmError
+from mmadmin.core.generations.lifecycle import waits_words
 from mmadmin.core.home import Home
-from mmadmin.core.lifecycle import waits_words
-from mmadmin.core.lock import Lock, lock_as_json, lock_from_json
-from mmadmin.core.planner import Plan
-from mmadmin.core.planner import plan as plan_of
-from mmadmin.core.rebuild import Check
-from mmadmin.core.rebuild import check as check_step
-from mmadmin.core.spec import Spec, parse_spec
+from mmadmin.core.spec.assemble import assemble
+from mmadmin.core.spec.lock import Lock, lock_as_json, lock_from_json
+from mmadmin.core.spec.spec import Spec, parse_spec
 from mmadmin.core.store import Staging, Store, StoreObject
 
 SAY_EVERY_S = 10.0

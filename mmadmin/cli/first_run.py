@@ -22,8 +22,8 @@ from mmadmin.cli.output import console, escape
 from mmadmin.cli.records import actor
 from mmadmin.cli.up import remember_state, remembered_state
 from mmadmin.core.errors import Unreachable
+from mmadmin.core.generations.lifecycle import ENDED, JobState
 from mmadmin.core.home import Home, Ports
-from mmadmin.core.lifecycle import ENDED, JobState
 
 CATALOG = CHECKOUT / "deployments" / "catalog"
 DEMO = "smollm2-135m"

@@ -15,16 +15,16 @@ from mmadmin.cli.asking import asking, hub_for
 from mmadmin.cli.deployments import SpecFile, read_spec
 from mmadmin.cli.output import JsonFlag, bytes_text, console, counted, emit_json, escape
 from mmadmin.cli.tables import Column, table
-from mmadmin.core.described_host import described_host
-from mmadmin.core.engine import Options
-from mmadmin.core.facts import HostFacts
+from mmadmin.core.engines.llama_server.run_shape import RunShape, device_of
+from mmadmin.core.engines.llama_server.suggest import largest_context, most_slots
+from mmadmin.core.engines.protocol import Options
+from mmadmin.core.fit.described_host import described_host
+from mmadmin.core.fit.facts import HostFacts
+from mmadmin.core.fit.placement import RESERVE_BYTES, Answer, HostView, place
+from mmadmin.core.formats.gguf.shape import ModelShape
 from mmadmin.core.home import Home
-from mmadmin.core.model_shape import ModelShape
-from mmadmin.core.placement import RESERVE_BYTES, Answer, HostView, place
-from mmadmin.core.run_shape import RunShape, device_of
-from mmadmin.core.spec import Spec, parse_spec
+from mmadmin.core.spec.spec import Spec, parse_spec
 from mmadmin.core.store import Store
-from mmadmin.core.suggest import largest_context, most_slots
 
 if TYPE_CHECKING:
     from mmadmin.host.fit import Look

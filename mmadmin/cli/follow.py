@@ -22,7 +22,7 @@ from rich.text import Text
 from deployments.models import Activation, Build, BuildStep, LogChunk, StepState, Trial
 from mmadmin.cli.output import bytes_text, console, escape, plain, seconds_text, styled
 from mmadmin.core.errors import Cancelled, MmError
-from mmadmin.core.lifecycle import ENDED, JobState
+from mmadmin.core.generations.lifecycle import ENDED, JobState
 
 J = TypeVar("J", Build, Activation)
 

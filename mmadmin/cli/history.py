@@ -30,14 +30,14 @@ from mmadmin.cli.output import (
 )
 from mmadmin.cli.records import MOST, actor
 from mmadmin.cli.tables import Column, table
-from mmadmin.core.diff import telling, written
+from mmadmin.core.generations.diff import telling, written
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from deployments.models import Activation, Build, BuildStep, Generation
     from deployments.queries import HistoryRow
-    from mmadmin.core.diff import DiffRow
+    from mmadmin.core.generations.diff import DiffRow
 
 CHANGES_SHOWN = 3
 VALUE_SHOWN = 40

@@ -143,7 +143,7 @@ def _job_log(
     """Print a job's last lines, or all; then, if told to, what comes until it has ended."""
     person = actor()
     from deployments import queries
-    from mmadmin.core.lifecycle import ENDED, JobState
+    from mmadmin.core.generations.lifecycle import ENDED, JobState
 
     job: Callable[[], Any] = (
         (lambda: queries.build(person, build))

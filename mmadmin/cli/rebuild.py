@@ -16,9 +16,9 @@ from mmadmin.cli.build import tools_of, watching
 from mmadmin.cli.deployments import Detach, Number, going_on
 from mmadmin.cli.output import JsonFlag, console, emit_json, escape
 from mmadmin.cli.records import actor
-from mmadmin.core.builder import RootClaim, realise
+from mmadmin.core.build.builder import RootClaim, realise
 from mmadmin.core.errors import DigestMismatch, InvalidInput, NotFound
-from mmadmin.core.history_file import (
+from mmadmin.core.generations.history_file import (
     ELSEWHERE,
     RecordedGeneration,
     only_the_same,

@@ -59,7 +59,7 @@ def connect() -> None:
     import django
 
     django.setup()
-    logging.getLogger("deployments.queue").addFilter(UNSENT)
+    logging.getLogger("deployments.broker.queue").addFilter(UNSENT)
 
 
 def actor() -> User:

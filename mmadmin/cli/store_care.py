@@ -32,9 +32,9 @@ from mmadmin.cli.store_names import (
     seconds_of,
 )
 from mmadmin.cli.tables import table
+from mmadmin.core.build.rebuild import Rebuild
 from mmadmin.core.errors import StoreCorrupt
 from mmadmin.core.home import Home
-from mmadmin.core.rebuild import Rebuild
 from mmadmin.core.store import Staging, Store
 from mmadmin.core.store.gc import collect
 from mmadmin.core.store.ingest import Progress as Hook

@@ -14,16 +14,16 @@ from mmadmin.cli.history import show_line
 from mmadmin.cli.output import JsonFlag, coloured, console, emit_json, escape
 from mmadmin.cli.records import MOST, actor
 from mmadmin.cli.tables import Column, table
+from mmadmin.core.build.recipe import Json
+from mmadmin.core.chat_templates.patches import Renders, apply_patches, compare, describe
+from mmadmin.core.chat_templates.render import BOS
 from mmadmin.core.errors import InvalidInput, NotFound
 from mmadmin.core.home import Home
-from mmadmin.core.recipe import Json
-from mmadmin.core.spec import parse_spec
-from mmadmin.core.template_render import BOS
-from mmadmin.core.templates import Renders, apply_patches, compare, describe
+from mmadmin.core.spec.spec import parse_spec
 
 if TYPE_CHECKING:
     from deployments.models import Generation
-    from mmadmin.core.engine import System
+    from mmadmin.core.engines.protocol import System
 
 app = typer.Typer(no_args_is_help=True, help="Show, patch and try chat templates.")
 
@@ -192,8 +192,8 @@ def _generation(name: str, number: int | None) -> Generation:
 
 
 def _system(name: str, number: int | None) -> System:
+    from mmadmin.core.engines.system import read_system
     from mmadmin.core.store import Store
-    from mmadmin.core.system import read_system
 
     found = _generation(name, number)
     if not found.system:
@@ -205,7 +205,7 @@ def _engine_renders(name: str, number: int | None) -> Any:
     """What a generation's engine renders, and its tokens; None when none runs on this machine."""
     from mmadmin.core.access import engine_secret
     from mmadmin.core.catalog import engine
-    from mmadmin.core.engine import Seat
+    from mmadmin.core.engines.protocol import Seat
     from mmadmin.host.template_matrix import render_on_engine, tokens_of
 
     found = _generation(name, number)

@@ -11,7 +11,7 @@ from mmadmin.cli.deployments import Detach, Name, Reason, going_on
 from mmadmin.cli.output import JsonFlag, console, emit_json, escape, seconds_text, styled
 from mmadmin.cli.records import actor
 from mmadmin.core.errors import NotFound
-from mmadmin.core.trial import MINUTES, MOST_MINUTES, WORDS, Phase, Standing
+from mmadmin.core.generations.trial import MINUTES, MOST_MINUTES, WORDS, Phase, Standing
 
 if TYPE_CHECKING:
     from collections.abc import Collection

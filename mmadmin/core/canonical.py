@@ -13,8 +13,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from mmadmin.core.build.recipe import Json
 from mmadmin.core.errors import InvalidDerivation
-from mmadmin.core.recipe import Json
 
 MAX_INTEGER = 2**53
 MAX_DEPTH = 64

@@ -1,45 +1,35 @@
-"""What this installation can do: the recipes and engines, found by looking.
+"""What this installation can do: its engines, model formats and recipes.
 
-A module of `mmadmin.core.recipes` that has a `RECIPE`, and one of `mmadmin.core.engines` that has
-an `ENGINE`, is all that it takes to add one.
+Each is an object that a distribution names under an entry point group: `mmadmin.engines`,
+`mmadmin.formats` or `mmadmin.recipes`, under its own kind. The built-in ones are named in this
+project's `pyproject.toml` in the same way, so an installed package adds to them as they do.
 """
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from collections.abc import Mapping
 from functools import cache
-from types import MappingProxyType, ModuleType
+from importlib.metadata import EntryPoint, entry_points
+from types import MappingProxyType
 from typing import Any
 
-import mmadmin.core.engines
-import mmadmin.core.recipes
-from mmadmin.core.engine import Engine
+from mmadmin.core.build.recipe import Recipe
+from mmadmin.core.engines.protocol import Engine
 from mmadmin.core.errors import InvalidDerivation, InvalidSpec
-from mmadmin.core.recipe import Recipe
+
+ENGINES, FORMATS, RECIPES = "mmadmin.engines", "mmadmin.formats", "mmadmin.recipes"
 
 
 @cache
 def recipes() -> Mapping[str, Recipe]:
     """Every recipe by its kind."""
-    found: dict[str, Recipe] = {}
-    for module in _modules(mmadmin.core.recipes):
-        one: Recipe | None = getattr(module, "RECIPE", None)
-        if one is not None:
-            _add(found, one.kind, one, module)
-    return MappingProxyType(found)
+    return _load(RECIPES)
 
 
 @cache
 def engines() -> Mapping[str, Engine]:
     """Every engine by its kind."""
-    found: dict[str, Engine] = {}
-    for module in _modules(mmadmin.core.engines):
-        one: Engine | None = getattr(module, "ENGINE", None)
-        if one is not None:
-            _add(found, one.kind, one, module)
-    return MappingProxyType(found)
+    return _load(ENGINES)
 
 
 def recipe(kind: str) -> Recipe:
@@ -47,7 +37,7 @@ def recipe(kind: str) -> Recipe:
     found = recipes().get(kind)
     if found is None:
         known = ", ".join(sorted(recipes()))
-        raise InvalidDerivation(f"no recipe is called {kind!r}", remedy=f"known recipes: {known}")
+        raise InvalidDerivation(f"unknown recipe {kind!r}", remedy=f"known recipes: {known}")
     return found
 
 
@@ -57,18 +47,26 @@ def engine(kind: str) -> Engine:
     if found is None:
         known = ", ".join(sorted(engines()))
         raise InvalidSpec(
-            f"no engine is called {kind!r}", remedy=f"known engines: {known}", field="engine.kind"
+            f"unknown engine {kind!r}", remedy=f"known engines: {known}", field="engine.kind"
         )
     return found
 
 
-def _modules(package: ModuleType) -> list[ModuleType]:
-    names = sorted(info.name for info in pkgutil.iter_modules(package.__path__))
-    return [importlib.import_module(f"{package.__name__}.{name}") for name in names]
+def _load(group: str) -> Mapping[str, Any]:
+    """The objects of an entry point group by kind.
 
-
-def _add(found: dict[str, Any], kind: str, one: object, module: ModuleType) -> None:
-    stem = module.__name__.rpartition(".")[2]
-    if kind.replace("-", "_") != stem:
-        raise RuntimeError(f"{module.__name__} holds {kind!r}: name the file {kind} with _ for -")
-    found[kind] = one
+    Raises `RuntimeError` when two distributions name the same kind, or one a kind that its object
+    does not have: a silent choice between two recipes would change what a derivation builds.
+    """
+    found: dict[str, Any] = {}
+    origin: dict[str, EntryPoint] = {}
+    for point in entry_points(group=group):
+        if point.name in found and origin[point.name].value != point.value:
+            raise RuntimeError(
+                f"{group}: {point.value} and {origin[point.name].value} both provide {point.name}"
+            )
+        one = point.load()
+        if one.kind != point.name:
+            raise RuntimeError(f"{group}: {point.value} is of kind {one.kind}, not {point.name}")
+        found[point.name], origin[point.name] = one, point
+    return MappingProxyType(found)

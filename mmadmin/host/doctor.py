@@ -26,11 +26,11 @@ from urllib.parse import unquote, urlsplit
 import httpx
 import psutil
 
+from mmadmin.core.build.recipe import Json
 from mmadmin.core.errors import MmError, ToolMissing
-from mmadmin.core.facts import HostFacts
+from mmadmin.core.fit.facts import HostFacts
+from mmadmin.core.fit.rules import Case, judge, version_of
 from mmadmin.core.home import Home, Ports
-from mmadmin.core.recipe import Json
-from mmadmin.core.rules import Case, judge, version_of
 from mmadmin.host import compiler
 from mmadmin.host.download import client
 from mmadmin.host.engine_process import port_owner

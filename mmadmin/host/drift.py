@@ -18,7 +18,7 @@ from typing import Any
 
 import psutil
 
-from mmadmin.core.engine import LaunchSpec, System
+from mmadmin.core.engines.protocol import LaunchSpec, System
 from mmadmin.core.home import Home
 from mmadmin.core.store import Store
 from mmadmin.host.engine_process import has_become_engine, launch_file, process

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import psutil
 
-from mmadmin.core.incarnation import Incarnation
+from mmadmin.core.process_identity import Incarnation
 
 PATIENCE_S = 10.0
 FORCE_S = 10.0

@@ -21,10 +21,10 @@ from threading import Timer
 
 import psutil
 
-from mmadmin.core.engine import LaunchSpec
+from mmadmin.core.engines.protocol import LaunchSpec
 from mmadmin.core.errors import Conflict, InvalidInput, InvalidSpec, ProbeFailed, Unreachable
 from mmadmin.core.home import Home
-from mmadmin.core.incarnation import Incarnation
+from mmadmin.core.process_identity import Incarnation
 from mmadmin.host.endings import end_processes
 from mmadmin.host.facts import gpu_processes
 from mmadmin.host.supervisor import ProgramSpec, ProgramStatus, Supervisor

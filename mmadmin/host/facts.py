@@ -18,7 +18,7 @@ import psutil
 import pynvml
 
 from mmadmin.core.errors import ToolMissing
-from mmadmin.core.facts import DiskFacts, GpuFacts, GpuProcess, HostFacts
+from mmadmin.core.fit.facts import DiskFacts, GpuFacts, GpuProcess, HostFacts
 from mmadmin.host import compiler as toolchain
 
 _NVLINK_MAX = 18

@@ -16,18 +16,21 @@ from typing import cast
 
 import psutil
 
-from mmadmin.core.assemble import fetched_model, fetched_projector
-from mmadmin.core.derivation import Derivation
-from mmadmin.core.engine import Needs, Options, System
+from mmadmin.core.build.derivation import Derivation
+from mmadmin.core.build.planner import Outputs
+from mmadmin.core.build.recipe import HubSource, Json, PathSource
+from mmadmin.core.engines.llama_server.memory import Calibration, Prediction, predict
+from mmadmin.core.engines.llama_server.memory_report import (
+    Row,
+    compare_buffers,
+    compare_devices,
+    learn,
+)
+from mmadmin.core.engines.llama_server.run_shape import RunShape, device_of
+from mmadmin.core.engines.protocol import Needs, Options, System
 from mmadmin.core.errors import DoesNotFit, InvalidModel, InvalidSpec, NotFound
-from mmadmin.core.facts import HostFacts
-from mmadmin.core.gguf_file import TENSOR_TYPES, read_header
-from mmadmin.core.home import Home
-from mmadmin.core.lock import Lock
-from mmadmin.core.memory import Calibration, Prediction, predict
-from mmadmin.core.memory_report import Row, compare_buffers, compare_devices, learn
-from mmadmin.core.model_shape import ModelShape, shape_of_headers
-from mmadmin.core.placement import (
+from mmadmin.core.fit.facts import HostFacts
+from mmadmin.core.fit.placement import (
     Answer,
     Beside,
     HostView,
@@ -39,12 +42,14 @@ from mmadmin.core.placement import (
     place,
     resident_bytes,
 )
-from mmadmin.core.planner import Outputs
-from mmadmin.core.quants import GgufSet, RepoFile, group, select, sibling
-from mmadmin.core.recipe import HubSource, Json, PathSource
-from mmadmin.core.rules import version_of
-from mmadmin.core.run_shape import RunShape, device_of
-from mmadmin.core.spec import Spec
+from mmadmin.core.fit.rules import version_of
+from mmadmin.core.formats.gguf.header import TENSOR_TYPES, read_header
+from mmadmin.core.formats.gguf.sets import GgufSet, RepoFile, group, select, sibling
+from mmadmin.core.formats.gguf.shape import ModelShape, shape_of_headers
+from mmadmin.core.home import Home
+from mmadmin.core.spec.assemble import fetched_model, fetched_projector
+from mmadmin.core.spec.lock import Lock
+from mmadmin.core.spec.spec import Spec
 from mmadmin.core.store import Store
 from mmadmin.host.hub import Hub
 from mmadmin.host.hub_browser import Listing, browse, read_shape

@@ -15,11 +15,11 @@ from typing import Any
 
 import httpx
 
+from mmadmin.core.build.recipe import Json
 from mmadmin.core.errors import InvalidModel, SourceUnavailable
-from mmadmin.core.gguf_file import GgufHeader, Tensor, Value, read_dimensions, read_stream
-from mmadmin.core.model_shape import ModelShape, shape_of
-from mmadmin.core.quants import GgufSet, RepoFile, group
-from mmadmin.core.recipe import Json
+from mmadmin.core.formats.gguf.header import GgufHeader, Tensor, Value, read_dimensions, read_stream
+from mmadmin.core.formats.gguf.sets import GgufSet, RepoFile, group
+from mmadmin.core.formats.gguf.shape import ModelShape, shape_of
 from mmadmin.host.download import Remote, client, refusal
 from mmadmin.host.hub import Hub, HubFile
 

@@ -21,10 +21,8 @@ from typing import Any, Literal
 
 import httpx
 
-from mmadmin.core.engine import LaunchSpec
-from mmadmin.core.errors import ProbeFailed, Unreachable
-from mmadmin.core.home import Home
-from mmadmin.core.probes import (
+from mmadmin.core.chat_templates.patches import conversations, problem_of
+from mmadmin.core.engines.probes import (
     ALWAYS_REQUIRED,
     GENERATING,
     MEASURING,
@@ -33,8 +31,10 @@ from mmadmin.core.probes import (
     ProbeReport,
     ProbeRow,
 )
-from mmadmin.core.spec import ActivationSpec
-from mmadmin.core.templates import conversations, problem_of
+from mmadmin.core.engines.protocol import LaunchSpec
+from mmadmin.core.errors import ProbeFailed, Unreachable
+from mmadmin.core.home import Home
+from mmadmin.core.spec.spec import ActivationSpec
 from mmadmin.host.readiness import EngineClient, Ready, tiny_completion, wait_ready
 
 TEMPLATE_S = 20.0

@@ -20,11 +20,11 @@ from typing import Any, Self
 
 import httpx
 
-from mmadmin.core.engine import LaunchSpec
+from mmadmin.core.build.recipe import Json
+from mmadmin.core.engines.protocol import LaunchSpec
 from mmadmin.core.errors import ProbeFailed, Unreachable
 from mmadmin.core.home import Home
-from mmadmin.core.incarnation import Incarnation
-from mmadmin.core.recipe import Json
+from mmadmin.core.process_identity import Incarnation
 from mmadmin.host.engine_process import failed_probe, owns_port, port_owner
 from mmadmin.host.supervisor import ProgramStatus, Supervisor
 

@@ -16,14 +16,14 @@ from urllib.parse import unquote, urlsplit
 
 import httpx
 
+from mmadmin.core.build.recipe import HubSource, IndexSource, Json, PathSource, UrlSource
 from mmadmin.core.canonical import digest
 from mmadmin.core.errors import InvalidSpec, SourceMissing, SourceUnavailable
-from mmadmin.core.fields import refuse
-from mmadmin.core.lock import Lock, LockedFile
-from mmadmin.core.quants import RepoFile, group, select
-from mmadmin.core.recipe import HubSource, IndexSource, Json, PathSource, UrlSource
+from mmadmin.core.formats.gguf.sets import RepoFile, group, select
 from mmadmin.core.recipes.extract_template import check_template
-from mmadmin.core.spec import EngineSpec, ModelSpec, Spec, TemplateSpec
+from mmadmin.core.spec.fields import refuse
+from mmadmin.core.spec.lock import Lock, LockedFile
+from mmadmin.core.spec.spec import EngineSpec, ModelSpec, Spec, TemplateSpec
 from mmadmin.core.store import hash_file
 from mmadmin.host import index
 from mmadmin.host.download import Remote, client, refusal

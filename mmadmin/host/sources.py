@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
+from mmadmin.core.build.recipe import HubSource, IndexSource, PathSource, Source, UrlSource
 from mmadmin.core.errors import DigestMismatch, InvalidInput, SourceMissing
-from mmadmin.core.recipe import HubSource, IndexSource, PathSource, Source, UrlSource
 from mmadmin.host.download import Remote, copy_hashed, download
 from mmadmin.host.policy import Policy
 

@@ -32,7 +32,7 @@ import psutil
 
 from mmadmin.core.errors import InvalidInput, NotFound, Unreachable
 from mmadmin.core.home import Home
-from mmadmin.core.incarnation import Incarnation, incarnation_from
+from mmadmin.core.process_identity import Incarnation, incarnation_from
 from mmadmin.core.store.locks import WaitHook, file_lock, no_wait
 from mmadmin.host.endings import PATIENCE_S, end_processes
 

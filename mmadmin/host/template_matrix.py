@@ -16,13 +16,13 @@ from typing import Any
 
 import httpx
 
-from mmadmin.core.engine import LaunchSpec, System
+from mmadmin.core.build.recipe import Json
+from mmadmin.core.chat_templates.patches import Renders, conversations, problem_of, render_matrix
+from mmadmin.core.chat_templates.render import BOS
+from mmadmin.core.engines.protocol import LaunchSpec, System
 from mmadmin.core.errors import InvalidModel, Unreachable
-from mmadmin.core.model_check import ask
-from mmadmin.core.recipe import Json
-from mmadmin.core.shards import find_set
-from mmadmin.core.template_render import BOS
-from mmadmin.core.templates import Renders, conversations, problem_of, render_matrix
+from mmadmin.core.formats.gguf.check import ask
+from mmadmin.core.formats.gguf.shards import find_set
 from mmadmin.host.probe import template_request
 from mmadmin.host.readiness import EngineClient
 from mmadmin.host.toolbox import HostConfig, HostToolbox

@@ -15,17 +15,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from mmadmin.core.errors import (
-    Cancelled,
-    InvalidInput,
-    StepFailed,
-)
-from mmadmin.core.recipe import (
+from mmadmin.core.build.recipe import (
     ChildLimits,
     Growing,
     Json,
     LineHook,
     Source,
+)
+from mmadmin.core.errors import (
+    Cancelled,
+    InvalidInput,
+    StepFailed,
 )
 from mmadmin.host import compiler, process
 from mmadmin.host.policy import Policy
@@ -122,7 +122,7 @@ def _number(env: Mapping[str, str], name: str, default: int) -> int:
 
 @dataclass(slots=True)
 class HostToolbox:
-    """`mmadmin.core.recipe.Toolbox` on this host."""
+    """`mmadmin.core.build.recipe.Toolbox` on this host."""
 
     staging: Staging
     log_sink: Callable[[str], None]

@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Literal, cast
 from urllib.parse import urlsplit
 
+from mmadmin.core.build.recipe import Json
 from mmadmin.core.errors import InvalidInput, NotFound, ToolMissing, Unreachable
 from mmadmin.core.home import Home, Ports
-from mmadmin.core.recipe import Json
 from mmadmin.host.download import Remote, download
 from mmadmin.host.supervisor import ProgramSpec, Supervisor
 

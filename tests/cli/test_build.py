@@ -9,12 +9,12 @@ from typer.testing import CliRunner
 
 from mmadmin.cli import build
 from mmadmin.cli.main import app
-from mmadmin.core.derivation import Derivation
+from mmadmin.core.build.derivation import Derivation
+from mmadmin.core.build.rebuild import Check, Difference
 from mmadmin.core.errors import InvalidSpec, NotFound
 from mmadmin.core.home import Home
-from mmadmin.core.lock import lock_as_json
-from mmadmin.core.rebuild import Check, Difference
-from mmadmin.core.spec import parse_spec
+from mmadmin.core.spec.lock import lock_as_json
+from mmadmin.core.spec.spec import parse_spec
 from mmadmin.core.store import Store
 from mmadmin.host.resolve import questions
 from tests.support.engine import CATALOG, LOCK, EngineStore

@@ -40,8 +40,8 @@ from mmadmin.core.errors import (
     NotFound,
     Refused,
 )
+from mmadmin.core.generations.lifecycle import GenerationState, JobState
 from mmadmin.core.home import Home
-from mmadmin.core.lifecycle import GenerationState, JobState
 from mmadmin.host.supervisor import ProgramStatus, Supervisor
 
 pytestmark = pytest.mark.django_db
@@ -221,7 +221,7 @@ def test_where_nothing_runs_what_is_asked_for_is_kept(
     def away(*_args: object, **_more: object) -> None:
         raise ConnectionError("Error 2 connecting to unix socket")
 
-    monkeypatch.setattr("deployments.queue.current_app.send_task", away)
+    monkeypatch.setattr("deployments.broker.queue.current_app.send_task", away)
     with django_capture_on_commit_callbacks(execute=True):
         mm_json("rollback", "tiny", "--reason", "x", "--detach")
     said = capsys.readouterr().err

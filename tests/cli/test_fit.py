@@ -14,7 +14,7 @@ from mmadmin.cli.asking import asking, hub_for
 from mmadmin.cli.build import plan
 from mmadmin.cli.fit import browse, fit
 from mmadmin.core.errors import NotFound, SourceUnavailable
-from tests.core.gguf_tables import mistral_medium
+from tests.core.formats.gguf.tables import mistral_medium
 from tests.host.test_hub_browser import header
 from tests.support.hub import LocalHub, local_hub, status
 

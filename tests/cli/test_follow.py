@@ -19,7 +19,7 @@ from deployments.models import (
 )
 from mmadmin.cli import follow
 from mmadmin.core.errors import Cancelled, DiskFull, MmError, StepFailed
-from mmadmin.core.lifecycle import JobState
+from mmadmin.core.generations.lifecycle import JobState
 
 pytestmark = pytest.mark.django_db
 

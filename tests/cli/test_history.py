@@ -23,7 +23,7 @@ from deployments.models import (
 )
 from mmadmin.cli.main import app
 from mmadmin.core.errors import NotFound
-from mmadmin.core.lifecycle import GenerationState, JobState
+from mmadmin.core.generations.lifecycle import GenerationState, JobState
 
 pytestmark = pytest.mark.django_db
 START = datetime(2026, 11, 30, 12, tzinfo=UTC)

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mmadmin.core.derivation import Derivation
+from mmadmin.core.build.derivation import Derivation
+from mmadmin.core.build.recipe import Determinism, FixedFile, Params, Recipe
 from mmadmin.core.errors import InvalidDerivation
-from mmadmin.core.recipe import Determinism, FixedFile, Params, Recipe
 from mmadmin.core.store import Staging, Store, StoreObject
 
 

@@ -19,16 +19,16 @@ from django.conf import settings
 
 from deployments.jobs.builds import Description
 from deployments.models import Generation, Replica
-from mmadmin.core.builder import StepTools
-from mmadmin.core.derivation import Derivation
-from mmadmin.core.engine import LaunchSpec, Probe, Seat
+from mmadmin.core.build.builder import StepTools
+from mmadmin.core.build.derivation import Derivation
+from mmadmin.core.build.recipe import FixedFile, Params, PathSource, Recipe, Toolbox
+from mmadmin.core.engines.protocol import LaunchSpec, Probe, Seat
 from mmadmin.core.errors import Cancelled, Gated, MmError, ProbeFailed, Unreachable
-from mmadmin.core.facts import HostFacts
-from mmadmin.core.incarnation import Incarnation
-from mmadmin.core.lock import Lock, LockedFile
-from mmadmin.core.placement import Beside
-from mmadmin.core.recipe import FixedFile, Params, PathSource, Recipe, Toolbox
-from mmadmin.core.spec import ActivationSpec, Spec
+from mmadmin.core.fit.facts import HostFacts
+from mmadmin.core.fit.placement import Beside
+from mmadmin.core.process_identity import Incarnation
+from mmadmin.core.spec.lock import Lock, LockedFile
+from mmadmin.core.spec.spec import ActivationSpec, Spec
 from mmadmin.core.store import Staging, Store
 
 FACTS = HostFacts(

@@ -7,7 +7,8 @@ import signal
 import pytest
 from django.utils import timezone
 
-from deployments import actions, feed, tasks
+from deployments import actions, tasks
+from deployments.broker import feed
 from deployments.jobs import activations, gates, recorder, watch
 from deployments.models import (
     Activation,
@@ -17,9 +18,9 @@ from deployments.models import (
     Generation,
     Replica,
 )
-from mmadmin.core.activation import BACK_OVERLAP, BACK_SWAP, OVERLAP, SWAP, Phase
 from mmadmin.core.errors import Conflict
-from mmadmin.core.lifecycle import JobState
+from mmadmin.core.generations.activation import BACK_OVERLAP, BACK_SWAP, OVERLAP, SWAP, Phase
+from mmadmin.core.generations.lifecycle import JobState
 from mmadmin.core.snapshot import snapshot_from_json
 from tests.deployments import machines
 from tests.deployments.conftest import People

@@ -31,7 +31,7 @@ from deployments.models import (
     UsageEvent,
     User,
 )
-from mmadmin.core.lifecycle import GenerationState, JobState
+from mmadmin.core.generations.lifecycle import GenerationState, JobState
 from tests.deployments import machines
 from tests.deployments.conftest import PASSWORD, People
 from tests.deployments.specs import spec

@@ -16,8 +16,8 @@ from deployments.jobs import lease, sweeper
 from deployments.jobs.recorder import recording
 from deployments.models import Build, BuildStep, Generation, LogChunk, StepState, Transition
 from mmadmin.core.errors import Conflict, InvalidInput, LeaseLost
+from mmadmin.core.generations.lifecycle import GenerationState, JobState
 from mmadmin.core.home import Home
-from mmadmin.core.lifecycle import GenerationState, JobState
 from tests.deployments import machines
 from tests.deployments.conftest import People, use_broker
 from tests.deployments.processes import PATIENCE_S, until, worker

@@ -12,7 +12,7 @@ from deployments.jobs import cares
 from deployments.jobs.recorder import recording
 from deployments.models import AuditEvent, Care, Deployment, Generation, Host
 from mmadmin.core.errors import Conflict, InvalidInput, NotFound, Refused
-from mmadmin.core.lifecycle import JobState
+from mmadmin.core.generations.lifecycle import JobState
 from tests.deployments import machines
 from tests.deployments.conftest import People
 from tests.deployments.specs import spec

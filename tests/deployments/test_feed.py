@@ -12,7 +12,8 @@ from django.db import connection, connections
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from deployments import actions, feed
+from deployments import actions
+from deployments.broker import feed
 from deployments.models import ClientKey, Deployment, Generation, Host, Replica
 from mmadmin.core.access import key_matches
 from mmadmin.core.snapshot import (

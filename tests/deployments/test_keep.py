@@ -10,8 +10,8 @@ from django.utils import timezone
 
 from deployments.jobs.keep import renew_roots, tidy
 from deployments.models import Deployment, Generation, Host, Transition, Trial
-from mmadmin.core.lifecycle import GenerationState as S
-from mmadmin.core.lifecycle import JobState
+from mmadmin.core.generations.lifecycle import GenerationState as S
+from mmadmin.core.generations.lifecycle import JobState
 from mmadmin.core.store import Store
 from tests.core.workshop import add
 from tests.deployments.conftest import People

@@ -20,7 +20,7 @@ from deployments.models import (
     Trial,
 )
 from mmadmin.core.errors import NotFound, Refused
-from mmadmin.core.foresight import Footprint
+from mmadmin.core.fit.preview import Footprint
 from tests.deployments import machines
 from tests.deployments.conftest import People
 from tests.deployments.specs import spec

@@ -23,7 +23,7 @@ from deployments.models import (
     Session,
     UsageEvent,
 )
-from mmadmin.core.lifecycle import JobState
+from mmadmin.core.generations.lifecycle import JobState
 from tests.deployments.conftest import People
 from tests.deployments.specs import spec
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from deployments import actions, feed, queries, tasks
+from deployments import actions, queries, tasks
+from deployments.broker import feed
 from deployments.models import Activation, Deployment
 from mmadmin.core.errors import Conflict
 from tests.deployments.conftest import People

@@ -8,7 +8,8 @@ from datetime import timedelta
 import pytest
 from django.utils import timezone
 
-from deployments import actions, feed, queries, tasks
+from deployments import actions, queries, tasks
+from deployments.broker import feed
 from deployments.jobs import lease, sweeper, watch
 from deployments.models import (
     Activation,
@@ -22,9 +23,9 @@ from deployments.models import (
     Trial,
 )
 from mmadmin.core.errors import Conflict, InvalidInput, MmError, NotFound, Refused
-from mmadmin.core.lifecycle import JobState
+from mmadmin.core.generations.lifecycle import JobState
+from mmadmin.core.generations.trial import Standing
 from mmadmin.core.snapshot import snapshot_from_json
-from mmadmin.core.trial import Standing
 from tests.deployments import machines
 from tests.deployments.conftest import People
 from tests.deployments.processes import PATIENCE_S, until, worker

@@ -9,7 +9,8 @@ from datetime import timedelta
 import pytest
 from django.utils import timezone
 
-from deployments import actions, feed, tasks
+from deployments import actions, tasks
+from deployments.broker import feed
 from deployments.jobs import gates
 from deployments.models import (
     Activation,
@@ -20,7 +21,7 @@ from deployments.models import (
     Replica,
     UsageEvent,
 )
-from mmadmin.core.lifecycle import JobState
+from mmadmin.core.generations.lifecycle import JobState
 from mmadmin.core.snapshot import GATE_PRESENCE_PREFIX, Route
 from tests.deployments import machines
 from tests.deployments.conftest import People

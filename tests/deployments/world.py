@@ -13,7 +13,7 @@ from django.db import connections
 
 from deployments import actions, tasks
 from deployments.models import Activation, Deployment, Generation
-from mmadmin.core.lifecycle import GenerationState
+from mmadmin.core.generations.lifecycle import GenerationState
 from mmadmin.core.snapshot import SNAPSHOT_KEY, snapshot_from_json
 from tests.deployments import machines
 from tests.deployments.processes import PATIENCE_S

@@ -39,7 +39,7 @@ class Holds(AppConfig):
         from django.conf import settings
 
         from deployments.jobs.activations import Walker
-        from mmadmin.core.activation import Phase
+        from mmadmin.core.generations.activation import Phase
 
         folder = holds_of(settings.HOME)
         do = Walker._do

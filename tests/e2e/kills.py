@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 import httpx
 
-from mmadmin.core.activation import BACK_OVERLAP, BACK_SWAP, OVERLAP, SWAP
+from mmadmin.core.generations.activation import BACK_OVERLAP, BACK_SWAP, OVERLAP, SWAP
 from tests.e2e.installation import CATALOG, MM, ROOT, Installation, wait_for
 from tests.e2e.load import Load
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from mmadmin.core.engines.llama_flags import BY_NAME
+from mmadmin.core.engines.llama_server.flags import BY_NAME
 from tests.host import stub_engine
 
 

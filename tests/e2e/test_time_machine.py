@@ -9,9 +9,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from mmadmin.core.engines.system import read_system
 from mmadmin.core.home import Home
 from mmadmin.core.store import Store
-from mmadmin.core.system import read_system
 from tests.e2e.installation import CATALOG, Installation
 from tests.support.engine import EngineStore
 from tests.support.server import running_server

@@ -11,7 +11,7 @@ import gguf
 import numpy as np
 import pytest
 
-from mmadmin.core.builder import realise
+from mmadmin.core.build.builder import realise
 from mmadmin.core.errors import DigestMismatch, InvalidModel
 from mmadmin.core.store import Store
 from mmadmin.host.adopt import adopt, find_in_hub_cache, find_in_ollama, hub_cache, ollama_store

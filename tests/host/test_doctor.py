@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import pytest
 
 from mmadmin.core.errors import ToolMissing, Unreachable
-from mmadmin.core.facts import GpuFacts, HostFacts
+from mmadmin.core.fit.facts import GpuFacts, HostFacts
 from mmadmin.core.home import Home, Ports
 from mmadmin.host import doctor
 from mmadmin.host.doctor import Patient, Result, nvidia_cards, run_checks, worst

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mmadmin.core.engine import System
+from mmadmin.core.engines.protocol import System
 from mmadmin.core.store import Store
 from mmadmin.host import engine_process
 from mmadmin.host.drift import differing, drift

@@ -22,7 +22,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from mmadmin.core.engine import LaunchSpec, Probe
+from mmadmin.core.engines.protocol import LaunchSpec, Probe
 from mmadmin.core.errors import (
     Cancelled,
     Conflict,
@@ -32,7 +32,7 @@ from mmadmin.core.errors import (
     Unreachable,
 )
 from mmadmin.core.home import Home
-from mmadmin.core.incarnation import Incarnation
+from mmadmin.core.process_identity import Incarnation
 from mmadmin.host import engine_process, launch
 from mmadmin.host.endings import end_processes
 from mmadmin.host.readiness import is_loading, is_same_template, wait_ready

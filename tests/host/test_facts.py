@@ -8,7 +8,7 @@ from typing import Any
 import pynvml
 import pytest
 
-from mmadmin.core.facts import GpuProcess, host_facts_from_json
+from mmadmin.core.fit.facts import GpuProcess, host_facts_from_json
 from mmadmin.host import facts as host_facts_module
 from mmadmin.host.facts import host_facts
 

@@ -10,18 +10,18 @@ from types import SimpleNamespace
 
 import pytest
 
-from mmadmin.core.described_host import described_host
-from mmadmin.core.engine import Options, System
+from mmadmin.core.build.recipe import HubSource, IndexSource, PathSource
+from mmadmin.core.engines.llama_server.memory import Calibration, predict
+from mmadmin.core.engines.llama_server.run_shape import RunShape
+from mmadmin.core.engines.protocol import Options, System
 from mmadmin.core.errors import DoesNotFit, InvalidSpec, NotFound
-from mmadmin.core.facts import GpuFacts, GpuProcess
+from mmadmin.core.fit.described_host import described_host
+from mmadmin.core.fit.facts import GpuFacts, GpuProcess
+from mmadmin.core.fit.placement import HostView, place
+from mmadmin.core.formats.gguf.sets import select
 from mmadmin.core.home import Home
-from mmadmin.core.lock import Lock, LockedFile
-from mmadmin.core.memory import Calibration, predict
-from mmadmin.core.placement import HostView, place
-from mmadmin.core.quants import select
-from mmadmin.core.recipe import HubSource, IndexSource, PathSource
-from mmadmin.core.run_shape import RunShape
-from mmadmin.core.spec import parse_spec
+from mmadmin.core.spec.lock import Lock, LockedFile
+from mmadmin.core.spec.spec import parse_spec
 from mmadmin.host import fit as fit_module
 from mmadmin.host.facts import host_facts
 from mmadmin.host.fit import (
@@ -40,7 +40,7 @@ from mmadmin.host.fit import (
 )
 from mmadmin.host.hub import Hub
 from mmadmin.host.policy import Policy
-from tests.core.gguf_tables import mistral_medium
+from tests.core.formats.gguf.tables import mistral_medium
 from tests.host.test_hub_browser import header
 from tests.support.hub import LocalHub, local_hub
 
@@ -140,7 +140,7 @@ def test_offers_say_what_fits_for_every_quant(local: LocalHub) -> None:
 
 
 def _d(gpu: GpuFacts) -> object:
-    from mmadmin.core.run_shape import device_of
+    from mmadmin.core.engines.llama_server.run_shape import device_of
 
     return device_of(gpu)
 

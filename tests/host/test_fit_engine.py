@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from bench.fit import serve_once
-from mmadmin.core.engine import System
-from mmadmin.core.engines.llama_server import ENGINE, Seat
-from mmadmin.core.memory_report import compare_buffers
+from mmadmin.core.engines.llama_server.engine import ENGINE, Seat
+from mmadmin.core.engines.llama_server.memory_report import compare_buffers
+from mmadmin.core.engines.protocol import System
 from mmadmin.host.facts import host_facts
 from mmadmin.host.fit import predict_system
 from tests.support.engine import EngineStore

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from gguf import GGMLQuantizationType, GGUFWriter
 
+from mmadmin.core.engines.llama_server.memory import predict
+from mmadmin.core.engines.llama_server.run_shape import Device, RunShape
 from mmadmin.core.errors import (
     Gated,
     InvalidModel,
@@ -18,15 +20,13 @@ from mmadmin.core.errors import (
     SourceUnavailable,
     Unauthorized,
 )
-from mmadmin.core.gguf_file import read_stream
-from mmadmin.core.memory import predict
-from mmadmin.core.model_shape import Weight
-from mmadmin.core.quants import select
-from mmadmin.core.run_shape import Device, RunShape
+from mmadmin.core.formats.gguf.header import read_stream
+from mmadmin.core.formats.gguf.sets import select
+from mmadmin.core.formats.gguf.shape import Weight
 from mmadmin.host.hub import Hub
 from mmadmin.host.hub_browser import browse, read_shape
 from mmadmin.host.policy import Policy
-from tests.core.gguf_tables import mistral_medium
+from tests.core.formats.gguf.tables import mistral_medium
 from tests.support.hub import Hollow, LocalHub, instead, local_hub, status
 from tests.support.models import LFS_POINTER
 

@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from mmadmin.core.home import Home
-from mmadmin.core.incarnation import Incarnation
+from mmadmin.core.process_identity import Incarnation
 from mmadmin.host import keeper
 from mmadmin.host.supervisor import ProgramSpec, Supervisor
 

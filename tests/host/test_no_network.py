@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from mmadmin.core.builder import realise
-from mmadmin.core.engine import Seat
-from mmadmin.core.engines.llama_server import ENGINE
+from mmadmin.core.build.builder import realise
+from mmadmin.core.build.planner import plan
+from mmadmin.core.engines.llama_server.engine import ENGINE
+from mmadmin.core.engines.protocol import Seat
+from mmadmin.core.engines.system import read_system
 from mmadmin.core.errors import SourceUnavailable
-from mmadmin.core.planner import plan
 from mmadmin.core.store import Store
-from mmadmin.core.system import read_system
 from mmadmin.host.index import find
 from tests.support.engine import QUIET, EngineStore, toolbox_for
 

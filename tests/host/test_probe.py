@@ -11,11 +11,11 @@ from dataclasses import replace
 
 import pytest
 
-from mmadmin.core.engine import LaunchSpec
+from mmadmin.core.chat_templates.patches import conversations
+from mmadmin.core.engines.probes import ALWAYS_REQUIRED, PROBE_ROWS, ProbeReport
+from mmadmin.core.engines.protocol import LaunchSpec
 from mmadmin.core.errors import Cancelled, ProbeFailed, Unreachable
-from mmadmin.core.incarnation import Incarnation
-from mmadmin.core.probes import ALWAYS_REQUIRED, PROBE_ROWS, ProbeReport
-from mmadmin.core.templates import conversations
+from mmadmin.core.process_identity import Incarnation
 from mmadmin.host import probe
 from mmadmin.host.probe import ask_rest, floor_of, liveness, require, run_probes, work
 from mmadmin.host.readiness import Ready

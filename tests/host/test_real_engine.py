@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from mmadmin.core.catalog import engine
-from mmadmin.core.engine import Seat
-from mmadmin.core.engines.llama_flags import BY_NAME
+from mmadmin.core.engines.llama_server.flags import BY_NAME
+from mmadmin.core.engines.protocol import Seat
+from mmadmin.core.engines.system import read_system
 from mmadmin.core.errors import ProbeFailed
 from mmadmin.core.home import Home
-from mmadmin.core.system import read_system
 from mmadmin.host import engine_process
 from mmadmin.host.drift import drift
 from mmadmin.host.probe import liveness, require, run_probes, work

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from mmadmin.core.build.recipe import HubSource, IndexSource, PathSource, UrlSource
 from mmadmin.core.errors import (
     Gated,
     InvalidModel,
@@ -17,9 +18,8 @@ from mmadmin.core.errors import (
     SourceMissing,
     SourceUnavailable,
 )
-from mmadmin.core.lock import Lock
-from mmadmin.core.recipe import HubSource, IndexSource, PathSource, UrlSource
-from mmadmin.core.spec import Spec, parse_spec
+from mmadmin.core.spec.lock import Lock
+from mmadmin.core.spec.spec import Spec, parse_spec
 from mmadmin.host.hub import Hub
 from mmadmin.host.index import PipConfig
 from mmadmin.host.policy import Policy

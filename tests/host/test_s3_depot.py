@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from mmadmin.core.builder import realise
+from mmadmin.core.build.builder import realise
 from mmadmin.core.errors import (
     Cancelled,
     Gated,

@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from mmadmin.core.assemble import assemble
-from mmadmin.core.builder import realise
-from mmadmin.core.derivation import Derivation, topological
-from mmadmin.core.engine import System
+from mmadmin.core.build.builder import realise
+from mmadmin.core.build.derivation import Derivation, topological
+from mmadmin.core.build.planner import plan
+from mmadmin.core.engines.protocol import System
+from mmadmin.core.engines.system import read_system
 from mmadmin.core.errors import DigestMismatch
-from mmadmin.core.gguf_file import read_header, tensor_digests
-from mmadmin.core.lock import Lock
-from mmadmin.core.planner import plan
-from mmadmin.core.spec import Spec, parse_spec
+from mmadmin.core.formats.gguf.header import read_header, tensor_digests
+from mmadmin.core.spec.assemble import assemble
+from mmadmin.core.spec.lock import Lock
+from mmadmin.core.spec.spec import Spec, parse_spec
 from mmadmin.core.store import Store, StoreObject
-from mmadmin.core.system import read_system
 from mmadmin.host.facts import host_facts
 from mmadmin.host.hub import Hub
 from mmadmin.host.resolve import Sources, resolve

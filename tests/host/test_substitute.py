@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from mmadmin.core.builder import realise
+from mmadmin.core.build.builder import realise
 from mmadmin.core.errors import (
     Gated,
     InvalidInput,

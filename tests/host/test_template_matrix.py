@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from mmadmin.core import templates
-from mmadmin.core.engine import System
+from mmadmin.core.chat_templates import patches as templates
+from mmadmin.core.chat_templates.patches import PatchFails, conversations
+from mmadmin.core.engines.protocol import System
 from mmadmin.core.errors import InvalidModel
-from mmadmin.core.templates import PatchFails, conversations
 from mmadmin.host.template_matrix import matrix, render_in_child, render_on_engine, template_of
 from tests.host.test_engine_process import SECRET, port
 from tests.host.test_probe import engine

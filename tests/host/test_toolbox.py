@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from mmadmin.core.build.recipe import ChildLimits, Growing, UrlSource
 from mmadmin.core.errors import Cancelled, InvalidInput, StepFailed, ToolMissing
-from mmadmin.core.recipe import ChildLimits, Growing, UrlSource
 from mmadmin.host.process import Limits
 from mmadmin.host.toolbox import STEP_LIMITS, HostConfig
 from tests.support.tools import attempt

@@ -142,7 +142,7 @@ def test_a_viewer_sees_and_cannot(site: Panel, browser: Browser) -> None:
 
 
 WRITE = """
-from deployments import feed
+from deployments.broker import feed
 from deployments.models import Build, LogChunk
 build = Build.objects.get(pk=7)
 step = build.steps.get(state="running")
@@ -167,7 +167,7 @@ def test_lines_and_progress_are_told(site: Panel, browser: Browser) -> None:
 
 CARE = """
 from django.conf import settings
-from deployments import feed
+from deployments.broker import feed
 from deployments.models import Care, Host, User
 from mmadmin.core.store import Store
 from mmadmin.core.store.gc import collect

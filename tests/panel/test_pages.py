@@ -25,7 +25,7 @@ from deployments.models import (
     Trial,
     User,
 )
-from mmadmin.core.spec import parse_spec
+from mmadmin.core.spec.spec import parse_spec
 from tests.panel import PASSWORD, seed
 
 NAME = "mistral-medium-3.5"

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments import spec_form
+from deployments.panel import spec_form
 from mmadmin.core.errors import InvalidSpec
-from mmadmin.core.spec import parse_spec
+from mmadmin.core.spec.spec import parse_spec
 from tests.panel import seed
 
 FILES = [

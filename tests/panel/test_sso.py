@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from django.contrib.auth import authenticate
 from django.test import Client, RequestFactory
 
-from deployments import oidc
+from deployments.accounts import oidc
 from deployments.models import AuditEvent, Role, User
 from mmadmin.core.errors import Unreachable
 from tests.panel import PASSWORD
@@ -32,7 +32,7 @@ def at(settings: Any) -> Iterator[Provider]:
         settings.OIDC_NAME = "Example ID"
         settings.AUTHENTICATION_BACKENDS = [
             "django.contrib.auth.backends.ModelBackend",
-            "deployments.oidc.Backend",
+            "deployments.accounts.oidc.Backend",
         ]
         oidc._known.clear()
         yield it

@@ -10,9 +10,9 @@ from asgiref.sync import sync_to_async
 from django.http import HttpRequest, StreamingHttpResponse
 from django.test import AsyncClient, Client, RequestFactory
 
-from deployments import live
 from deployments.models import Build, BuildStep, LogChunk, User
-from deployments.views import shared
+from deployments.panel import fragments as shared
+from deployments.panel import live
 from deployments.views.stream import CHUNKS_AT_ONCE, Part, Shown, Watch, _headed, _lines
 from tests.panel import seed
 

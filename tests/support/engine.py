@@ -12,13 +12,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from mmadmin.core.assemble import assemble
-from mmadmin.core.builder import realise
-from mmadmin.core.derivation import Derivation, topological
-from mmadmin.core.lock import Lock, LockedFile
-from mmadmin.core.planner import Outputs
-from mmadmin.core.recipe import IndexSource
-from mmadmin.core.spec import Spec, parse_spec
+from mmadmin.core.build.builder import realise
+from mmadmin.core.build.derivation import Derivation, topological
+from mmadmin.core.build.planner import Outputs
+from mmadmin.core.build.recipe import IndexSource
+from mmadmin.core.spec.assemble import assemble
+from mmadmin.core.spec.lock import Lock, LockedFile
+from mmadmin.core.spec.spec import Spec, parse_spec
 from mmadmin.core.store import Staging, Store, StoreObject
 from mmadmin.host.facts import host_facts
 from mmadmin.host.toolbox import HostConfig, HostToolbox
@@ -75,7 +75,7 @@ QUIET = _Quiet()
 
 
 def toolbox_for(store: Store, **config: object):
-    """The real hands for `core.builder.realise` on a store; logs go to the step's log file."""
+    """The real hands for `core.build.builder.realise` on a store; logs go to the step's log file."""
 
     def make(derivation: Derivation, staging: Staging, log: Path) -> HostToolbox:
         def write(line: str) -> None:

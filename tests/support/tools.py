@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from mmadmin.core.build.recipe import ChildLimits, Growing, Json, LineHook, Recipe, Source
 from mmadmin.core.errors import InvalidDerivation
-from mmadmin.core.recipe import ChildLimits, Growing, Json, LineHook, Recipe, Source
 from mmadmin.host.policy import Policy
 from mmadmin.host.toolbox import HostConfig, HostToolbox
 

@@ -12,11 +12,11 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from mmadmin.core.build.params import fields, input_file, refuse, relative_path, text
+from mmadmin.core.build.recipe import Determinism, FixedFile, Params, Recipe, Toolbox
 from mmadmin.core.errors import InvalidModel
-from mmadmin.core.model_check import ask
-from mmadmin.core.recipe import Determinism, FixedFile, Params, Recipe, Toolbox
-from mmadmin.core.recipe_params import fields, input_file, refuse, relative_path, text
-from mmadmin.core.shards import find_set
+from mmadmin.core.formats.gguf.check import ask
+from mmadmin.core.formats.gguf.shards import find_set
 
 OUTPUT = "chat_template.jinja"
 SHA256 = re.compile(r"[0-9a-f]{64}")

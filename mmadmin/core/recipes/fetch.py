@@ -14,7 +14,18 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from mmadmin.core.recipe import (
+from mmadmin.core.build.params import (
+    at_path,
+    fields,
+    flag,
+    items,
+    number,
+    refuse,
+    relative_path,
+    table,
+    text,
+)
+from mmadmin.core.build.recipe import (
     Determinism,
     FixedFile,
     HubSource,
@@ -26,17 +37,6 @@ from mmadmin.core.recipe import (
     Source,
     Toolbox,
     UrlSource,
-)
-from mmadmin.core.recipe_params import (
-    at_path,
-    fields,
-    flag,
-    items,
-    number,
-    refuse,
-    relative_path,
-    table,
-    text,
 )
 
 SHA256 = re.compile(r"[0-9a-f]{64}")

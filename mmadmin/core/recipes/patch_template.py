@@ -17,17 +17,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from mmadmin.core.build.params import fields, input_file, items, table
+from mmadmin.core.build.recipe import Determinism, FixedFile, Json, Params, Recipe, Toolbox
 from mmadmin.core.canonical import canonical, parse
-from mmadmin.core.recipe import Determinism, FixedFile, Json, Params, Recipe, Toolbox
-from mmadmin.core.recipe_params import fields, input_file, items, table
-from mmadmin.core.recipes.extract_template import OUTPUT
-from mmadmin.core.templates import (
+from mmadmin.core.chat_templates.patches import (
     apply_patches,
     check_patches,
     compare,
     describe,
     render_matrix,
 )
+from mmadmin.core.recipes.extract_template import OUTPUT
 
 REPORT = "rendering.json"
 

@@ -2,8 +2,8 @@
 
 inputs: `engine`, `model`, `report`, and where they are `template` and `mmproj`. params:
 `{"engine_kind", "alias", "model_file", "template_file"|null, "mmproj_file"|null, "options"}`.
-Output: `manifest.json` (see `mmadmin.core.system`), which names its inputs by their store names:
-the store keeps them alive with it.
+Output: `manifest.json` (see `mmadmin.core.engines.system`), which names its inputs by their store
+names, so the store keeps them alive with it.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from mmadmin.core.build.params import fields, input_file, input_folder, relative_path, table, text
+from mmadmin.core.build.recipe import Determinism, FixedFile, Params, Recipe, Toolbox
 from mmadmin.core.canonical import canonical
-from mmadmin.core.recipe import Determinism, FixedFile, Params, Recipe, Toolbox
-from mmadmin.core.recipe_params import fields, input_file, input_folder, relative_path, table, text
-from mmadmin.core.system import MANIFEST, write_manifest
+from mmadmin.core.engines.system import MANIFEST, write_manifest
 
 FILES = {"model": "model_file", "template": "template_file", "mmproj": "mmproj_file"}
 

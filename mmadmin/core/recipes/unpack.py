@@ -25,9 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from mmadmin.core.errors import DigestMismatch, InvalidDerivation, InvalidInput
-from mmadmin.core.recipe import Determinism, FixedFile, Json, Params, Recipe, Toolbox
-from mmadmin.core.recipe_params import (
+from mmadmin.core.build.params import (
     at_path,
     fields,
     input_folder,
@@ -38,6 +36,8 @@ from mmadmin.core.recipe_params import (
     table,
     text,
 )
+from mmadmin.core.build.recipe import Determinism, FixedFile, Json, Params, Recipe, Toolbox
+from mmadmin.core.errors import DigestMismatch, InvalidDerivation, InvalidInput
 
 CHUNK = 1 << 20
 TAR_RATIO = 6

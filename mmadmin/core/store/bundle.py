@@ -10,10 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from mmadmin.core.build.derivation import graph_from_json, graph_to_json, topological
+from mmadmin.core.build.recipe import Json
 from mmadmin.core.canonical import canonical, parse
-from mmadmin.core.derivation import graph_from_json, graph_to_json, topological
 from mmadmin.core.errors import InvalidInput, MmError, NotFound, StoreCorrupt
-from mmadmin.core.recipe import Json
 from mmadmin.core.store.claims import SigningKey, Trust
 from mmadmin.core.store.depot import Folder, Say, quiet
 from mmadmin.core.store.ingest import Progress, silent
@@ -117,7 +117,7 @@ def import_bundle(
 
 def _history(store: Store, name: str) -> tuple[list[Realisation], Json]:
     """The records of an object and of the steps below it, and its derivations as a graph."""
-    from mmadmin.core.rebuild import load_graph  # noqa: PLC0415 (it builds on the store)
+    from mmadmin.core.build.rebuild import load_graph  # noqa: PLC0415 (it builds on the store)
 
     for record in store.realisations_of(name):
         try:

@@ -19,8 +19,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import (
     Ed25519PublicKey,
 )
 
+from mmadmin.core.build.derivation import NAME
 from mmadmin.core.canonical import canonical, parse
-from mmadmin.core.derivation import NAME
 from mmadmin.core.errors import InvalidDerivation, InvalidInput, StoreCorrupt, Untrusted
 from mmadmin.core.store.layout import check_object_name, is_sha256
 

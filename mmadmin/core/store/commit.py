@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mmadmin.core.derivation import Derivation
+from mmadmin.core.build.derivation import Derivation
 from mmadmin.core.store import tree
 from mmadmin.core.store.files import EPOCH, fsync_path, stamp
 from mmadmin.core.store.ingest import Progress, hash_file

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from mmadmin.core.canonical import canonical, parse
 from mmadmin.core.errors import DiskFull, InvalidDerivation
-from mmadmin.core.incarnation import Incarnation
+from mmadmin.core.process_identity import Incarnation
 from mmadmin.core.store.locks import WaitHook, file_lock, holder_from, no_wait
 
 BLOCK_BYTES = 512

@@ -5,7 +5,7 @@ A lock is a `flock` on a file of its own. Programs that a step runs may inherit 
 is unlinked by its last holder; who locks an unlinked file notices and tries again.
 
 A lease says "I am alive and need these objects": a file that names its process in the form of
-`core.incarnation`, so that neither a reused pid nor a reboot is mistaken for its holder.
+`core.process_identity`, so that neither a reused pid nor a reboot is mistaken for its holder.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 
 from mmadmin.core.canonical import canonical, parse
 from mmadmin.core.errors import InvalidDerivation, StoreCorrupt
-from mmadmin.core.incarnation import Incarnation, incarnation_from, start_time
+from mmadmin.core.process_identity import Incarnation, incarnation_from, start_time
 
 WaitHook = Callable[[str], None]
 """Told who holds the lock, now and then while it is waited for; may raise to stop waiting."""

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from mmadmin.core.build.recipe import FixedFile
 from mmadmin.core.canonical import parse
 from mmadmin.core.errors import NotFound, StoreCorrupt
-from mmadmin.core.recipe import FixedFile
 from mmadmin.core.store import tree
 from mmadmin.core.store.index import Index
 from mmadmin.core.store.layout import Layout

@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+from mmadmin.core.build.derivation import Derivation
+from mmadmin.core.build.recipe import FixedFile
 from mmadmin.core.canonical import canonical, parse
-from mmadmin.core.derivation import Derivation
 from mmadmin.core.errors import DiskFull, InvalidDerivation, NotFound, StoreCorrupt
-from mmadmin.core.recipe import FixedFile
 from mmadmin.core.store import tree
 from mmadmin.core.store.commit import Commit, hash_tree
 from mmadmin.core.store.disk import Disk, disk_full

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
+from mmadmin.core.build.recipe import FixedFile
 from mmadmin.core.canonical import digest
 from mmadmin.core.errors import StepFailed, StoreCorrupt
-from mmadmin.core.recipe import FixedFile
 from mmadmin.core.store.layout import is_sha256
 
 OBJECT_DOMAIN = "mmadmin-object-v1"

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from mmadmin.core.build.recipe import HubSource, IndexSource, Json, PathSource, UrlSource
 from mmadmin.core.errors import DigestMismatch, InvalidDerivation, SourceMissing
-from mmadmin.core.recipe import HubSource, IndexSource, Json, PathSource, UrlSource
 from mmadmin.core.recipes.fetch import RECIPE, source_from_json
 from tests.support.hub import local_hub
 from tests.support.tools import attempt

@@ -11,12 +11,12 @@ import pytest
 from mistral_common.integrations.chat_templates.chat_templates import generate_chat_template
 from mistral_common.tokens.tokenizers.base import TokenizerVersion
 
-from mmadmin.core import templates as templates_room
+from mmadmin.core.build.recipe import Json
 from mmadmin.core.canonical import parse
+from mmadmin.core.chat_templates import patches as templates_room
+from mmadmin.core.chat_templates.patches import PatchFails, conversations
 from mmadmin.core.errors import InvalidDerivation
-from mmadmin.core.recipe import Json
 from mmadmin.core.recipes.patch_template import OUTPUT, RECIPE, rendering_of
-from mmadmin.core.templates import PatchFails, conversations
 from mmadmin.host.readiness import is_same_template
 from tests.support.engine import EngineStore
 from tests.support.server import running_server

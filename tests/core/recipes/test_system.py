@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from mmadmin.core.build.recipe import Json
+from mmadmin.core.engines.system import read_system
 from mmadmin.core.errors import InvalidDerivation
-from mmadmin.core.recipe import Json
 from mmadmin.core.recipes.system import RECIPE
-from mmadmin.core.system import read_system
 from tests.support.tools import NoTools
 
 PARAMS: dict[str, Json] = {

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from mmadmin.core.build.recipe import Json
 from mmadmin.core.errors import DigestMismatch, InvalidDerivation, InvalidInput
-from mmadmin.core.recipe import Json
 from mmadmin.core.recipes import unpack
 from mmadmin.core.recipes.unpack import RECIPE, HostileArchive
 from tests.support.tools import NoTools

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from mmadmin.core.builder import realise
+from mmadmin.core.build.builder import realise
+from mmadmin.core.build.planner import plan
 from mmadmin.core.canonical import canonical
 from mmadmin.core.errors import InvalidInput, NotFound, StoreCorrupt
-from mmadmin.core.planner import plan
 from mmadmin.core.store import Store
 from mmadmin.core.store.bundle import export_bundle, import_bundle, read_bundle
 from mmadmin.core.store.gc import collect

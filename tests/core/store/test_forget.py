@@ -12,11 +12,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mmadmin.core.builder import RootClaim, realise
+from mmadmin.core.build.builder import RootClaim, realise
+from mmadmin.core.build.derivation import Derivation, topological
+from mmadmin.core.build.planner import Outputs, plan
 from mmadmin.core.canonical import canonical
-from mmadmin.core.derivation import Derivation, topological
 from mmadmin.core.errors import StoreCorrupt
-from mmadmin.core.planner import Outputs, plan
 from mmadmin.core.store import Realisation, Store
 from mmadmin.core.store import gc as collector
 from mmadmin.core.store.depot import Folder

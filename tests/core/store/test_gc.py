@@ -17,9 +17,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mmadmin.core.builder import RootClaim, realise
+from mmadmin.core.build.builder import RootClaim, realise
+from mmadmin.core.build.planner import plan
 from mmadmin.core.errors import DiskFull, NotFound, StoreCorrupt
-from mmadmin.core.planner import plan
 from mmadmin.core.store import Store
 from mmadmin.core.store.explain import sizes, why
 from mmadmin.core.store.gc import collect, ensure_free

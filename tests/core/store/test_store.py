@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from mmadmin.core.build.recipe import FixedFile
 from mmadmin.core.errors import (
     DiskFull,
     InvalidInput,
@@ -21,7 +22,6 @@ from mmadmin.core.errors import (
     StepFailed,
     StoreCorrupt,
 )
-from mmadmin.core.recipe import FixedFile
 from mmadmin.core.store import Realisation, Store
 from mmadmin.core.store import commit as commit_module
 from tests.core.workshop import add, damage, in_child

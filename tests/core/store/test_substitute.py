@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from mmadmin.core.builder import realise
-from mmadmin.core.derivation import Derivation
+from mmadmin.core.build.builder import realise
+from mmadmin.core.build.derivation import Derivation
+from mmadmin.core.build.planner import plan
 from mmadmin.core.errors import (
     Conflict,
     InvalidInput,
@@ -20,7 +21,6 @@ from mmadmin.core.errors import (
     StoreCorrupt,
     Untrusted,
 )
-from mmadmin.core.planner import plan
 from mmadmin.core.store import Store
 from mmadmin.core.store.claims import Claim, SigningKey, Trust, claim_from_bytes
 from mmadmin.core.store.depot import WritableDepot, bytes_path, claim_path, record_path

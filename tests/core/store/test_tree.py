@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mmadmin.core.build.recipe import FixedFile
 from mmadmin.core.errors import StepFailed, StoreCorrupt
-from mmadmin.core.recipe import FixedFile
 from mmadmin.core.store.tree import (
     Entry,
     check_path,

@@ -1,0 +1,54 @@
+"""Sessions in the database, each with whose it is and where it began (`SESSION_ENGINE`).
+
+So that people see their own logins and can end them. The facts are put into the session at the
+login, and copied into the row's columns whenever it is written.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from django.contrib.auth import SESSION_KEY
+from django.contrib.sessions.backends.db import SessionStore as DatabaseStore
+from django.http import HttpRequest
+from django.utils import timezone
+
+from deployments.accounts.middleware import client_address
+
+ADDRESS, AGENT, BEGAN = "mm_address", "mm_agent", "mm_began"
+AGENT_CHARACTERS = 255
+
+
+class SessionStore(DatabaseStore):
+    """Django's own store with a few columns more."""
+
+    @classmethod
+    def get_model_class(cls) -> Any:
+        """The table."""
+        from deployments.models import Session  # noqa: PLC0415 (models are not loaded yet above)
+
+        return Session
+
+    def create_model_instance(self, data: dict[str, Any]) -> Any:
+        """The row of the session as it is."""
+        return _with_facts(super().create_model_instance(data), data)
+
+    async def acreate_model_instance(self, data: dict[str, Any]) -> Any:
+        """The same, for asynchronous views."""
+        return _with_facts(await super().acreate_model_instance(data), data)
+
+
+def _with_facts(row: Any, data: dict[str, Any]) -> Any:
+    row.user_id = int(data[SESSION_KEY]) if SESSION_KEY in data else None
+    row.address = data.get(ADDRESS)
+    row.agent = data.get(AGENT, "")
+    row.began_at = datetime.fromisoformat(data[BEGAN]) if BEGAN in data else timezone.now()
+    return row
+
+
+def note_login(request: HttpRequest, **_: object) -> None:
+    """Remember where the login came from (on `user_logged_in`)."""
+    request.session[ADDRESS] = client_address(request)
+    request.session[AGENT] = request.headers.get("User-Agent", "")[:AGENT_CHARACTERS]
+    request.session[BEGAN] = timezone.now().isoformat()

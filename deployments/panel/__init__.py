@@ -1,0 +1,1 @@
+"""What the pages stand on: their addresses, forms, live updates and shared fragments."""

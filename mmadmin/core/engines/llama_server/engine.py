@@ -1,0 +1,315 @@
+"""llama-server: `[serve]` options → argv, with the checks that the server makes late or never.
+
+`context` is what one request may use: the server divides `--ctx-size` by its slots, so it is
+given context x slots. The secret goes by `LLAMA_API_KEY`. The order of the argv is fixed: golden
+files pin it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from decimal import Decimal
+from typing import Literal, cast
+
+from mmadmin.core.build.recipe import Json
+from mmadmin.core.engines.llama_server.fields import FIELDS
+from mmadmin.core.engines.llama_server.flags import BY_NAME, FILES, OURS, Flag, is_preset
+from mmadmin.core.engines.llama_server.memory import predict
+from mmadmin.core.engines.llama_server.run_shape import RunShape, device_of
+from mmadmin.core.engines.protocol import (
+    Engine,
+    LaunchSpec,
+    ModelFacts,
+    Needs,
+    Options,
+    Probe,
+    Seat,
+    System,
+)
+from mmadmin.core.fit.facts import GpuFacts
+from mmadmin.core.spec.fields import Field, refuse, suggestion
+
+CACHE_BITS: Mapping[str, Decimal] = {
+    "f32": Decimal(32),
+    "f16": Decimal(16),
+    "bf16": Decimal(16),
+    "q8_0": Decimal("8.5"),
+    "q5_1": Decimal(6),
+    "q5_0": Decimal("5.5"),
+    "q4_1": Decimal(5),
+    "q4_0": Decimal("4.5"),
+    "iq4_nl": Decimal("4.5"),
+}
+"""Bits an element: GGML's block layouts (32 elements a block, with its scales)."""
+SLOWEST_DISK = 50 * 1024 * 1024
+"""Bytes per second that a load is allowed to take; the deadline is made of it."""
+LOAD_SECONDS = 120
+"""What a load may take besides reading: start, warm-up, GPU context."""
+_NAMED: Mapping[str, Field] = {f.name: f for f in FIELDS if f.flag}
+_BY_FLAG: Mapping[str, Field] = {BY_NAME[f.flag[2:]].name: f for f in _NAMED.values()}
+_BEFORE_TEMPLATE = ("context", "gpu_layers", "tensor_split", "slots", "jinja")
+
+
+class LlamaServer:
+    """The engine of GGUF models."""
+
+    kind = "llama-server"
+    fields: Sequence[Field] = FIELDS
+    binary = "bin/llama-server"
+    targets: Sequence[str] = ("llama-server", "llama-gguf-split", "llama-quantize")
+
+    def check(self, options: Options, *, own_template: bool = False) -> None:
+        """Refuse options that the server would refuse at start, or take silently for others."""
+        slots, context = _int(options, "slots", 1), _int(options, "context", 0)
+        if context == 0 and slots > 1:
+            refuse(
+                "serve.context",
+                f"{slots} slots need a context of their own",
+                remedy="write the tokens that one request may use, for example context = 8192",
+            )
+        _check_split(options)
+        _check_batches(options)
+        if own_template and options.get("jinja") is False:
+            refuse(
+                "serve.jinja",
+                "a chat template of the deployment file needs it",
+                remedy="remove jinja = false, or the [template] table",
+            )
+        value = options.get("cache_type_v", "f16")
+        if value not in ("f32", "f16", "bf16") and options.get("flash_attention") == "off":
+            refuse(
+                "serve.cache_type_v",
+                f'"{value}" needs flash attention, which is off',
+                remedy='set flash_attention to "on" or "auto", or cache_type_v to "f16"',
+            )
+        if options.get("embeddings") and options.get("reranking"):
+            refuse(
+                "serve.reranking",
+                "an engine serves embeddings or reranking, not both",
+                remedy="remove one of the two",
+            )
+        if "chat_template_kwargs" in options:
+            _check_kwargs(str(options["chat_template_kwargs"]))
+        for name, flag_value in _flags(options).items():
+            _check_flag(name, flag_value)
+
+    def check_model(self, model: ModelFacts, options: Options) -> None:
+        """The server silently caps a slot's context at what the model was trained with."""
+        context, trained = _int(options, "context", 0), model.context_length
+        if trained and context > trained and "override-kv" not in _flags(options):
+            refuse(
+                "serve.context",
+                f"{context} tokens are more than the {trained} that the model was trained with",
+                remedy=f"use {trained} or less",
+            )
+
+    def needs(self, model: ModelFacts, options: Options, gpus: Sequence[GpuFacts] = ()) -> Needs:
+        """By the memory model where the header is known, else weights, cache and an allowance."""
+        if model.shape is not None:
+            run = RunShape.from_options(options)
+            return predict(model.shape, run, [device_of(gpu) for gpu in gpus]).as_needs()
+        tokens = (_int(options, "context", 0) or model.context_length) * _int(options, "slots", 1)
+        per_head = model.embedding_length // max(model.head_count, 1)
+        key = int(cast("int", model.metadata.get("key_length") or per_head))
+        value = int(cast("int", model.metadata.get("value_length") or per_head))
+        bits = key * CACHE_BITS[str(options.get("cache_type_k", "f16"))]
+        bits += value * CACHE_BITS[str(options.get("cache_type_v", "f16"))]
+        cache = int(bits * model.layers * model.head_count_kv * tokens / 8)
+        work = 512 * 1024 * 1024
+        parts = {"weights": model.size_bytes, "kv_cache": cache, "compute": work}
+        gpu_layers = options.get("gpu_layers")
+        shares = [Decimal(str(s)) for s in cast("list[Json]", options.get("tensor_split") or [])]
+        if not shares or sum(shares) == 0:
+            return Needs(parts=parts, host_bytes=0 if gpu_layers else sum(parts.values()))
+        shared = model.size_bytes + cache
+        per_device = [int(shared * share / sum(shares)) + work for share in shares]
+        return Needs(parts=parts, per_device=per_device)
+
+    def launch(self, system: System, seat: Seat) -> LaunchSpec:
+        """The argv in its fixed order. Raises `InvalidSpec` when options and seat disagree."""
+        options = system.options
+        self.check(options, own_template=system.template is not None)
+        _check_seat(options, seat)
+        slots, context = _int(options, "slots", 1), _int(options, "context", 0)
+        argv = [str(system.engine / self.binary), "--model", str(system.model)]
+        if system.mmproj is not None:
+            argv += ["--mmproj", str(system.mmproj)]
+        argv += ["--host", seat.host, "--port", str(seat.port)]
+        values: dict[str, Json] = {**options, "context": context * slots, "slots": slots}
+        for name in _BEFORE_TEMPLATE:
+            argv += _argument(_NAMED[name], values.get(name))
+        if system.template is not None:
+            argv += ["--chat-template-file", str(system.template)]
+        for name, field in _NAMED.items():
+            if name not in _BEFORE_TEMPLATE:
+                argv += _argument(field, values.get(name))
+        argv += ["--alias", system.alias]
+        for name, flag_value in sorted(_flags(options).items()):
+            argv += _flag_argument(name, flag_value)
+        size = system.facts.size_bytes if system.facts else 0
+        return LaunchSpec(
+            argv=argv,
+            env=_environment(seat),
+            secret_env="LLAMA_API_KEY",  # noqa: S106 (the variable's name)
+            probe=Probe(
+                health_path="/health",
+                models_path="/v1/models",
+                alias=system.alias,
+                context_per_slot=context,
+                slots=slots,
+                model_path=str(system.model),
+                template_path=str(system.template or ""),
+                work_path="/slots",
+                task=_task(options),
+            ),
+            load_deadline_s=LOAD_SECONDS + size // SLOWEST_DISK,
+            host=seat.host,
+            port=seat.port,
+            help_argv=(argv[0], "--help"),
+        )
+
+
+def _task(options: Options) -> Literal["completion", "embedding", "rerank"]:
+    if options.get("embeddings"):
+        return "embedding"
+    return "rerank" if options.get("reranking") else "completion"
+
+
+def _int(options: Options, name: str, default: int) -> int:
+    value = options.get(name)
+    return default if value is None else int(cast("int", value))
+
+
+def _flags(options: Options) -> Mapping[str, Json]:
+    return cast("Mapping[str, Json]", options.get("flags") or {})
+
+
+def _check_split(options: Options) -> None:
+    shares = cast("list[Json] | None", options.get("tensor_split"))
+    if shares is None:
+        return
+    if not shares or sum(Decimal(str(share)) for share in shares) == 0:
+        refuse(
+            "serve.tensor_split",
+            "the shares add up to nothing",
+            remedy="write one number above 0 for each GPU, for example [1, 1]",
+        )
+    if options.get("gpu_layers") == 0:
+        refuse(
+            "serve.tensor_split",
+            "gpu_layers = 0 keeps everything off the GPUs",
+            remedy="remove tensor_split, or set gpu_layers",
+        )
+
+
+def _check_batches(options: Options) -> None:
+    batch, ubatch = _int(options, "batch", 2048), _int(options, "ubatch", 512)
+    if ubatch > batch:
+        refuse(
+            "serve.ubatch",
+            f"{ubatch} is larger than the logical batch of {batch}",
+            remedy="make batch at least as large as ubatch",
+        )
+
+
+def _check_kwargs(text: str) -> None:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        refuse(
+            "serve.chat_template_kwargs",
+            "this is not a JSON object",
+            remedy="write for example '{\"enable_thinking\": false}'",
+        )
+
+
+def _check_flag(name: str, value: Json) -> None:
+    """Refuse an option of `[serve.flags]` by its name, then by its value."""
+    dotted = f"serve.flags.{name}"
+    _check_flag_name(dotted, name)
+    flag = BY_NAME[name]
+    if flag.takes_value:
+        _check_flag_value(dotted, flag, value)
+    elif not isinstance(value, bool):
+        refuse(dotted, "this is a switch", remedy="write true or false")
+    elif value is False and not flag.off:
+        refuse(dotted, "this switch has no off form", remedy="remove it")
+
+
+def _check_flag_name(dotted: str, name: str) -> None:
+    bare = name.removeprefix("--").replace("_", "-")
+    if bare != name and bare in BY_NAME:
+        refuse(dotted, "an option is written as in --help, no dashes before it", remedy=f'"{bare}"')
+    if name not in BY_NAME:
+        refuse(dotted, "the engine has no such option", remedy=suggestion(name, BY_NAME))
+    flag = BY_NAME[name]
+    if flag.name in _BY_FLAG:
+        refuse(dotted, "this option has a field", remedy=f"use serve.{_BY_FLAG[flag.name].name}")
+    if flag.name in OURS:
+        refuse(dotted, "a deployment file may not set this option", remedy=OURS[flag.name])
+    if flag.name in FILES:
+        refuse(dotted, "this option names a file that nothing pins", remedy="remove it")
+    if is_preset(flag.name):
+        refuse(dotted, "this option downloads a model", remedy="name the model in [model]")
+    if name == flag.off:
+        refuse(dotted, "a switch has its positive name", remedy=f"write {flag.name} = false")
+
+
+def _check_flag_value(dotted: str, flag: Flag, value: Json) -> None:
+    if isinstance(value, bool) or value is None or isinstance(value, dict):
+        refuse(dotted, "this option takes a value", remedy="write text or a number")
+    text = _text(value)
+    if flag.values and text not in flag.values:
+        refuse(dotted, f'"{text}" is not one of its values', remedy=suggestion(text, flag.values))
+    if any(ord(c) < ord(" ") for c in text):
+        refuse(dotted, "control characters are not allowed here", remedy="write one line")
+
+
+def _check_seat(options: Options, seat: Seat) -> None:
+    shares = cast("list[Json] | None", options.get("tensor_split"))
+    if shares and seat.devices and len(shares) != len(seat.devices):
+        refuse(
+            "serve.tensor_split",
+            f"{len(shares)} shares for {len(seat.devices)} GPUs",
+            remedy=f"write {len(seat.devices)} numbers, or give the deployment other GPUs",
+        )
+
+
+def _text(value: Json) -> str:
+    if isinstance(value, list):
+        return ",".join(_text(item) for item in value)
+    return str(value)
+
+
+def _argument(field: Field, value: Json) -> list[str]:
+    """One named option as argv words; nothing when it is not set."""
+    if value is None:
+        return []
+    if field.kind == "boolean":
+        flag = BY_NAME[field.flag[2:]]
+        if value:
+            return [field.flag]
+        return [f"--{flag.off}"] if flag.off else []
+    return [field.flag, _text(value)]
+
+
+def _flag_argument(name: str, value: Json) -> list[str]:
+    flag = BY_NAME[name]
+    if flag.takes_value:
+        return [f"--{name}", _text(value)]
+    return [f"--{name}"] if value else [f"--{flag.off}"]
+
+
+def _environment(seat: Seat) -> Mapping[str, str]:
+    if not seat.devices:
+        return {}
+    return {
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "CUDA_VISIBLE_DEVICES": ",".join(str(device) for device in seat.devices),
+    }
+
+
+ENGINE: Engine = LlamaServer()

@@ -1,0 +1,87 @@
+"""The probe rows: what an engine must show before a generation goes live.
+
+The first four always must pass; the others are reported, and required where the spec says so
+(`activation.required_probes`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from mmadmin.core.build.recipe import Json
+
+REPORT_FORMAT = 1
+TEMPLATE_PREFIX = "template."
+ALWAYS_REQUIRED: tuple[str, ...] = ("identity", "secret", "context", "completion")
+
+MEASURING: tuple[str, ...] = ("stream", "speed")
+"""Rows that measure: only an engine without other requests answers them truly."""
+GENERATING: tuple[str, ...] = ("reasoning", "tool-call")
+"""Rows that may generate hundreds of tokens."""
+
+PROBE_ROWS: Mapping[str, str] = {
+    "identity": "the process owns its port, and alias and model file are this generation's",
+    "secret": "a wrong secret is refused with 401",
+    "context": "the context of a slot is as planned",
+    "completion": "a tiny completion comes back with text",
+    "stream": "a streamed completion arrives in pieces and ends with usage",
+    "template.plain": "one user message, no reasoning effort given",
+    "template.system-first": "a system message first",
+    "template.system-later": "a system message that is not the first message",
+    "template.two-users": "two user messages in a row",
+    "template.turns": "a second turn",
+    "template.tools": "tools whose parameters have array types",
+    "template.tool-call": "a tool call with null content, and its result",
+    "template.thinking-and-call": "an assistant message with thinking, text and a tool call",
+    "template.image": "an image beside the text (engines with a projector)",
+    "template.effort-none": 'reasoning effort "none"',
+    "template.effort-low": 'reasoning effort "low"',
+    "template.effort-medium": 'reasoning effort "medium"',
+    "template.effort-high": 'reasoning effort "high"',
+    "template.effort-bogus": "a reasoning effort that does not exist",
+    "template.thinking-off": "thinking switched off by the template's own variable",
+    "reasoning": "reasoning text comes in its own field",
+    "tool-call": "a tool call comes back parsed",
+    "speed": "generation is as fast as the spec's floor asks",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeRow:
+    """What one probe found."""
+
+    name: str
+    state: Literal["passed", "failed", "skipped"]
+    words: str
+    """What was seen, or why it was not asked."""
+    required: bool
+    ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeReport:
+    """What an engine showed before it went live; kept with the generation."""
+
+    rows: tuple[ProbeRow, ...]
+    measured: Mapping[str, int]
+    """`load_ms`, `ttft_ms`, `prompt_tokens_per_s_milli`, `generation_tokens_per_s_milli`."""
+    process: Mapping[str, Json]
+    """What was proved of the process: pid, alias, model path, context, slots."""
+
+    @property
+    def refused(self) -> tuple[ProbeRow, ...]:
+        """Required rows that did not pass."""
+        return tuple(row for row in self.rows if row.required and row.state != "passed")
+
+    def as_json(self) -> dict[str, Json]:
+        """The report as data for the record and the page."""
+        rows: list[Any] = [asdict(row) for row in self.rows]
+        return {
+            "format": REPORT_FORMAT,
+            "ok": not self.refused,
+            "rows": rows,
+            "measured": dict(self.measured),
+            "process": dict(self.process),
+        }

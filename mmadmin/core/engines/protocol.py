@@ -1,0 +1,145 @@
+"""What an engine is: objects + options + seat → a `LaunchSpec`. Data only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, Protocol
+
+from mmadmin.core.build.recipe import Json
+from mmadmin.core.fit.facts import GpuFacts
+from mmadmin.core.formats.gguf.shape import ModelShape
+from mmadmin.core.spec.fields import Field
+
+Options = Mapping[str, Json]
+"""The `[serve]` table of a spec, validated by `Engine.check`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What a model file says about itself (see `verify-gguf`)."""
+
+    architecture: str
+    size_bytes: int
+    layers: int = 0
+    context_length: int = 0
+    """Training context, tokens."""
+    embedding_length: int = 0
+    head_count: int = 0
+    head_count_kv: int = 0
+    metadata: Mapping[str, Json] = field(default_factory=dict)
+    shape: ModelShape | None = None
+    """Its dimensions and tensor table, where the header was read; the memory model wants it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """Bytes a replica needs, by named part; `per_device` in the order of the seat's devices."""
+
+    parts: Mapping[str, int]
+    per_device: Sequence[int] = ()
+    host_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """The object that a generation runs, with its references as absolute paths."""
+
+    engine: Path
+    """Object folder of the engine build."""
+    model: Path
+    """The model file."""
+    template: Path | None
+    """The chat template file, or None for the model's own."""
+    options: Options
+    engine_kind: str
+    alias: str
+    """The model name that clients use."""
+    mmproj: Path | None = None
+    facts: ModelFacts | None = None
+    """What the model says about itself, as `verify-gguf` read it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """Where a replica sits on its host."""
+
+    host: str
+    """Address to bind; loopback."""
+    port: int
+    devices: Sequence[int] = ()
+    """GPU indices; empty = all that are visible, or the CPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """How to learn that a replica is what it should be."""
+
+    health_path: str
+    models_path: str
+    alias: str
+    context_per_slot: int
+    """Tokens; 0 = not checked."""
+    slots: int
+    model_path: str = ""
+    """The model file that the engine must say it serves; empty = not checked."""
+    template_path: str = ""
+    """The chat template file whose text the engine must say it uses; empty = not checked."""
+    work_path: str = ""
+    """Where it tells how far its requests are; empty = it does not."""
+    task: Literal["completion", "embedding", "rerank"] = "completion"
+    """What it is for, and what the last probe asks."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchSpec:
+    """Everything a supervisor needs to start a replica. Holds no secret."""
+
+    argv: Sequence[str]
+    env: Mapping[str, str]
+    secret_env: str
+    """Name of the environment variable that carries the replica's secret."""
+    probe: Probe
+    load_deadline_s: int
+    """Scaled with the model's size."""
+    host: str = "127.0.0.1"
+    port: int = 0
+    help_argv: Sequence[str] = ()
+    """A command that names every option of this very build; empty = it has none."""
+
+    @property
+    def url(self) -> str:
+        """Where it answers, without a trailing slash."""
+        return f"http://{self.host}:{self.port}"
+
+
+class Engine(Protocol):
+    """One kind of engine; its module ends with `ENGINE: Engine = ...`."""
+
+    kind: str
+    fields: Sequence[Field]
+    """The fields of a spec's `[serve]` table."""
+    binary: str
+    """The program inside the engine object, relative: `bin/llama-server`."""
+    targets: Sequence[str]
+    """What `build-engine` must build."""
+
+    def check(self, options: Options, *, own_template: bool = False) -> None:
+        """Refuse bad options (`InvalidSpec`, naming the field under `serve`).
+
+        `own_template`: the deployment brings a chat template other than the model's own.
+        """
+        ...
+
+    def check_model(self, model: ModelFacts, options: Options) -> None:
+        """Refuse options that do not go with the built model (`InvalidSpec`)."""
+        ...
+
+    def needs(self, model: ModelFacts, options: Options, gpus: Sequence[GpuFacts] = ()) -> Needs:
+        """Bytes per device, with the parts named; `gpus` are those of the seat, in its order."""
+        ...
+
+    def launch(self, system: System, seat: Seat) -> LaunchSpec:
+        """argv, environment, probe: data only."""
+        ...
