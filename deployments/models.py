@@ -21,7 +21,7 @@ from mmadmin.core.errors import NotFound
 from mmadmin.core.generations.activation import Walk, may_cancel, resumed
 from mmadmin.core.generations.lifecycle import GenerationState, JobState, waits_words
 from mmadmin.core.generations.trial import END, MINUTES, Phase, Standing, standing
-from mmadmin.core.process_identity import Incarnation
+from mmadmin.core.process_identity import ProcessIdentity
 from mmadmin.core.spec.spec import parse_spec
 
 
@@ -652,11 +652,11 @@ class Replica(models.Model):
         ]
 
     @property
-    def process(self) -> Incarnation | None:
+    def process(self) -> ProcessIdentity | None:
         """Its process, as last seen; None = not known."""
         if self.pid is None or self.started is None:
             return None
-        return Incarnation(self.pid, self.started, self.boot)
+        return ProcessIdentity(self.pid, self.started, self.boot)
 
 
 class ClientKey(models.Model):

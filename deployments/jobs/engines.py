@@ -25,7 +25,7 @@ from deployments.models import Generation, Host, Replica, ReplicaState, Trial
 from mmadmin.core.engines.protocol import LaunchSpec, Seat
 from mmadmin.core.errors import Conflict, ProbeFailed, Unreachable
 from mmadmin.core.fit.placement import Beside
-from mmadmin.core.process_identity import Incarnation
+from mmadmin.core.process_identity import ProcessIdentity
 from mmadmin.core.spec.spec import ActivationSpec, parse_spec
 
 PATIENCE_S = 120
@@ -100,7 +100,7 @@ class Hands(Protocol):
         """The report with the rows that it lacks, asked of the engine while it serves."""
         ...
 
-    def process(self, replica: Replica) -> Incarnation | None:
+    def process(self, replica: Replica) -> ProcessIdentity | None:
         """The running engine's process."""
         ...
 
@@ -262,7 +262,7 @@ class Engines:
             self.recorder.log(f"{replica.uid} has ended")
 
 
-def note_process(replica: Replica, process: Incarnation | None) -> None:
+def note_process(replica: Replica, process: ProcessIdentity | None) -> None:
     """Write down which process the replica is now; None = none."""
     if process is None:
         Replica.objects.filter(pk=replica.pk).update(pid=None)

@@ -38,7 +38,7 @@ from deployments.models import (
 )
 from mmadmin.core.errors import LeaseLost, StepFailed
 from mmadmin.core.generations.lifecycle import GenerationState, JobState
-from mmadmin.core.process_identity import Incarnation
+from mmadmin.core.process_identity import ProcessIdentity
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ KILLED = StepFailed(
 
 @lru_cache(maxsize=2)
 def _me(pid: int) -> str:
-    it = Incarnation.me()
+    it = ProcessIdentity.me()
     return f"{socket.gethostname()}:{pid}:{it.started}:{it.boot}"
 
 
@@ -77,7 +77,7 @@ def is_dead(holder: str) -> bool:
     pid, started, boot = rest
     if not (pid.isdigit() and started.isdigit()):
         return False
-    return not Incarnation(int(pid), int(started), boot).alive
+    return not ProcessIdentity(int(pid), int(started), boot).alive
 
 
 def is_free(job: AnyJob) -> bool:

@@ -28,7 +28,7 @@ from mmadmin.core.fit.facts import HostFacts
 from mmadmin.core.fit.placement import Beside, HostView, Running, freed
 from mmadmin.core.fit.preview import footprint
 from mmadmin.core.home import Home
-from mmadmin.core.process_identity import Incarnation
+from mmadmin.core.process_identity import ProcessIdentity
 from mmadmin.core.recipes.patch_template import rendering_of
 from mmadmin.core.spec.assemble import assemble
 from mmadmin.core.spec.lock import Lock
@@ -313,7 +313,7 @@ class Machine:
             log.warning("memory of %s: %s", replica.uid, error)
             return []
 
-    def process(self, replica: Replica) -> Incarnation | None:
+    def process(self, replica: Replica) -> ProcessIdentity | None:
         """The running engine's process."""
         return engine_process.process(self.home, replica.uid)
 

@@ -47,7 +47,7 @@ from deployments.models import (
 from mmadmin.core.engines.protocol import LaunchSpec, Seat
 from mmadmin.core.errors import MmError, ProbeFailed, Unreachable
 from mmadmin.core.generations.lifecycle import GenerationState, JobState
-from mmadmin.core.process_identity import Incarnation
+from mmadmin.core.process_identity import ProcessIdentity
 from mmadmin.core.spec.spec import parse_spec
 
 log = logging.getLogger(__name__)
@@ -73,7 +73,7 @@ SILENT = "silent"
 class Hands(Protocol):
     """What the watch does to engines."""
 
-    def process(self, replica: Replica) -> Incarnation | None:
+    def process(self, replica: Replica) -> ProcessIdentity | None:
         """The running engine's process."""
         ...
 
@@ -244,7 +244,9 @@ def _bring_back(replica: Replica, hands: Hands) -> None:
     _is_alive(replica)
 
 
-def _fell(replica: Replica, process: Incarnation | None, launch: LaunchSpec, hands: Hands) -> None:
+def _fell(
+    replica: Replica, process: ProcessIdentity | None, launch: LaunchSpec, hands: Hands
+) -> None:
     """Its process ended, and the supervisor has started it again, or is about to."""
     if process is not None and _started_with_us(
         process
@@ -265,9 +267,9 @@ def _fell(replica: Replica, process: Incarnation | None, launch: LaunchSpec, han
     _go_back(replica.generation, words)
 
 
-def _started_with_us(process: Incarnation) -> bool:
+def _started_with_us(process: ProcessIdentity) -> bool:
     """True when it was started before this worker: its supervisor ended, or the machine did."""
-    us = Incarnation.me()
+    us = ProcessIdentity.me()
     return process.boot == us.boot and process.started <= us.started
 
 

@@ -1,4 +1,4 @@
-"""One life of a process id: what tells a process from a later one with the same number.
+"""Process identity: what tells a process from a later one with the same pid.
 
 The kernel counts a process's start in clock ticks since boot. A time of day would move with the
 clock: after a correction (NTP at boot, a hand on the clock) every process would look like another.
@@ -36,7 +36,7 @@ def start_time(pid: int) -> int | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Incarnation:
+class ProcessIdentity:
     """A process, told apart from a later one with the same pid."""
 
     pid: int
@@ -45,13 +45,13 @@ class Incarnation:
     boot: str
 
     @classmethod
-    def of(cls, pid: int) -> Incarnation | None:
+    def of(cls, pid: int) -> ProcessIdentity | None:
         """The process that has this pid now; None when there is none."""
         started = start_time(pid)
         return None if started is None else cls(pid, started, boot_id())
 
     @classmethod
-    def me(cls) -> Incarnation:
+    def me(cls) -> ProcessIdentity:
         """The process that asks."""
         found = cls.of(os.getpid())
         if found is None:
@@ -74,11 +74,11 @@ class Incarnation:
         return {"pid": self.pid, "started": self.started, "boot": self.boot}
 
 
-def incarnation_from(value: object) -> Incarnation | None:
+def process_identity_from(value: object) -> ProcessIdentity | None:
     """The process that a record names; None when the record has another form or is half-written."""
     if not isinstance(value, Mapping):
         return None
     pid, started, boot = value.get("pid"), value.get("started"), value.get("boot")
     if isinstance(pid, int) and isinstance(started, int) and isinstance(boot, str):
-        return Incarnation(pid, started, boot)
+        return ProcessIdentity(pid, started, boot)
     return None

@@ -24,10 +24,10 @@ import psutil
 from mmadmin.core.engines.protocol import LaunchSpec
 from mmadmin.core.errors import Conflict, InvalidInput, InvalidSpec, ProbeFailed, Unreachable
 from mmadmin.core.home import Home
-from mmadmin.core.process_identity import Incarnation
-from mmadmin.host.endings import end_processes
+from mmadmin.core.process_identity import ProcessIdentity
 from mmadmin.host.facts import gpu_processes
 from mmadmin.host.supervisor import ProgramSpec, ProgramStatus, Supervisor
+from mmadmin.host.termination import end_processes
 
 STOP_WAIT_S = 15
 """What an engine may take to end by itself after SIGTERM."""
@@ -148,7 +148,7 @@ def free_port(first: int, *, taken: frozenset[int] = frozenset(), count: int = 1
 
 def start(
     home: Home, uid: str, launch: LaunchSpec, secret: str, *, startsecs: int | None = None
-) -> Incarnation:
+) -> ProcessIdentity:
     """Start an engine under the supervisor and return once its process exists.
 
     Idempotent: one that runs under this uid is left alone. `startsecs` (default: from the load
@@ -270,7 +270,7 @@ def has_become_engine(argv: Sequence[str]) -> bool:
     return LAUNCHER not in argv and "supervisor.supervisord" not in argv
 
 
-def wait_for_process(home: Home, uid: str, *, timeout_s: float = LAUNCH_S) -> Incarnation:
+def wait_for_process(home: Home, uid: str, *, timeout_s: float = LAUNCH_S) -> ProcessIdentity:
     """The engine's process as soon as the launcher has become it.
 
     Raises `ProbeFailed` with the log's last lines when it ends instead.
@@ -280,7 +280,7 @@ def wait_for_process(home: Home, uid: str, *, timeout_s: float = LAUNCH_S) -> In
     while time.monotonic() < give_up:
         found = supervisor.program(uid)
         if found and found.pid:
-            started = Incarnation.of(found.pid)
+            started = ProcessIdentity.of(found.pid)
             if started is not None and _has_become_engine(found.pid):
                 return started
         if found and found.state in ("FATAL", "EXITED"):
@@ -310,13 +310,13 @@ def engines(home: Home) -> list[str]:
     return sorted(path.stem for path in (home.supervisor / "engines").glob("*.conf"))
 
 
-def process(home: Home, uid: str) -> Incarnation | None:
+def process(home: Home, uid: str) -> ProcessIdentity | None:
     """The process of an engine that the supervisor runs; None = it is down.
 
     Raises `Unreachable` without a supervisor.
     """
     pid = Supervisor(home).pid(uid)
-    return None if pid is None else Incarnation.of(pid)
+    return None if pid is None else ProcessIdentity.of(pid)
 
 
 def stop(
@@ -324,7 +324,7 @@ def stop(
     uid: str,
     *,
     port: int = 0,
-    recorded: Incarnation | None = None,
+    recorded: ProcessIdentity | None = None,
     term_s: float = STOP_WAIT_S,
     on_progress: Callable[[str], None] | None = None,
 ) -> None:
@@ -360,14 +360,14 @@ def stop(
     _wait_released(pids, port, say)
 
 
-def _family(pid: int) -> list[Incarnation]:
+def _family(pid: int) -> list[ProcessIdentity]:
     """A process and its descendants."""
     try:
         root = psutil.Process(pid)
         pids = [p.pid for p in [root, *root.children(recursive=True)]]
     except psutil.NoSuchProcess:
         return []
-    return [found for one in pids if (found := Incarnation.of(one)) is not None]
+    return [found for one in pids if (found := ProcessIdentity.of(one)) is not None]
 
 
 def _wait_released(pids: set[int], port: int, say: Callable[[str], None]) -> None:

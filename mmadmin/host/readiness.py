@@ -24,7 +24,7 @@ from mmadmin.core.build.recipe import Json
 from mmadmin.core.engines.protocol import LaunchSpec
 from mmadmin.core.errors import ProbeFailed, Unreachable
 from mmadmin.core.home import Home
-from mmadmin.core.process_identity import Incarnation
+from mmadmin.core.process_identity import ProcessIdentity
 from mmadmin.host.engine_process import failed_probe, owns_port, port_owner
 from mmadmin.host.supervisor import ProgramStatus, Supervisor
 
@@ -59,7 +59,7 @@ _PROMPT = "The sun rises in the"
 class Ready:
     """What was proved."""
 
-    process: Incarnation
+    process: ProcessIdentity
     ready_after_ms: int
     alias: str
     model_path: str
@@ -197,7 +197,7 @@ class _Watch:
         self._home = home
         self._uid = uid
         self._supervisor = Supervisor(home)
-        self.process: Incarnation | None = None
+        self.process: ProcessIdentity | None = None
         self._unseen = 0
 
     def look(self, launch: LaunchSpec) -> None:
@@ -220,12 +220,12 @@ class _Watch:
                 f"port {launch.port} belongs to {owner.name} (pid {owner.pid}), not to the engine",
             )
 
-    def _check_process(self, found: ProgramStatus) -> Incarnation | None:
+    def _check_process(self, found: ProgramStatus) -> ProcessIdentity | None:
         """The engine's process, the same at each look; None when it has ended just now."""
         if found.pid is None or found.state not in ("STARTING", "RUNNING"):
             raise self.failed("process", f"it ended{self._how(found)} while it was loading")
         if self.process is None:
-            self.process = Incarnation.of(found.pid)
+            self.process = ProcessIdentity.of(found.pid)
         elif found.pid != self.process.pid:
             raise self.failed(
                 "process", f"it ended{self._how(found)} while it was loading and was started again"
@@ -240,7 +240,7 @@ class _Watch:
             return f" by {signal} ({meaning})" if meaning else f" by {signal}"
         return f" with exit code {found.exit_status}" if found.exit_status else ""
 
-    def owner(self, launch: LaunchSpec) -> Incarnation | None:
+    def owner(self, launch: LaunchSpec) -> ProcessIdentity | None:
         """The engine's process, if it listens on its port and is still the same one."""
         found = self.process
         return found if found and owns_port(found.pid, launch.port) and found.alive else None

@@ -32,9 +32,9 @@ import psutil
 
 from mmadmin.core.errors import InvalidInput, NotFound, Unreachable
 from mmadmin.core.home import Home
-from mmadmin.core.process_identity import Incarnation, incarnation_from
+from mmadmin.core.process_identity import ProcessIdentity, process_identity_from
 from mmadmin.core.store.locks import WaitHook, file_lock, no_wait
-from mmadmin.host.endings import PATIENCE_S, end_processes
+from mmadmin.host.termination import PATIENCE_S, end_processes
 
 RPC_TIMEOUT_S = 30.0
 START_DEADLINE_S = 60.0
@@ -300,22 +300,22 @@ class Supervisor:
         self.home.supervisor_socket.unlink(missing_ok=True)
         return sorted(ended)
 
-    def _daemon(self) -> Incarnation | None:
+    def _daemon(self) -> ProcessIdentity | None:
         """The daemon's process, by its own word or by the record; None = it is not known."""
         pid = self.pid_of_daemon()
         if pid is not None:
-            return Incarnation.of(pid)
+            return ProcessIdentity.of(pid)
         daemons = [p for name, p in (*self._recorded(), *self._family()) if name == DAEMON]
         return next((daemon for daemon in daemons if daemon.alive), None)
 
-    def _family(self) -> list[tuple[str, Incarnation]]:
+    def _family(self) -> list[tuple[str, ProcessIdentity]]:
         """What carries this home's supervisor in its environment, or is recorded and alive."""
         mine = {os.getpid(), *(parent.pid for parent in psutil.Process().parents())}
-        found: list[tuple[str, Incarnation]] = []
+        found: list[tuple[str, ProcessIdentity]] = []
         for process in psutil.process_iter():
             try:
                 env = process.environ()
-                this = Incarnation.of(process.pid)
+                this = ProcessIdentity.of(process.pid)
                 if this and env.get(MARK) == self._mark and this.pid not in mine:
                     name = env.get(MARK_NAME, process.name())
                     found.append((name, this))
@@ -324,11 +324,11 @@ class Supervisor:
         found += [(n, p) for n, p in self._recorded() if p.alive and p.pid not in mine]
         return found
 
-    def _recorded(self) -> Iterator[tuple[str, Incarnation]]:
+    def _recorded(self) -> Iterator[tuple[str, ProcessIdentity]]:
         """Programs as they were when last looked at, and the daemon."""
         records = _read_json(self._programs) | {DAEMON: _read_json(self._record)}
         for name, record in records.items():
-            if (process := incarnation_from(record)) is not None:
+            if (process := process_identity_from(record)) is not None:
                 yield name, process
 
     # Programs
@@ -337,7 +337,7 @@ class Supervisor:
         """Every program. Raises `Unreachable`."""
         rows = cast("list[dict[str, Any]]", self._call("getAllProcessInfo"))
         found = [_status(row) for row in rows]
-        running = {p.name: Incarnation.of(p.pid) for p in found if p.pid is not None}
+        running = {p.name: ProcessIdentity.of(p.pid) for p in found if p.pid is not None}
         record = {name: process.as_json() for name, process in running.items() if process}
         _write(self._programs, json.dumps(record))
         return found
@@ -363,8 +363,8 @@ class Supervisor:
                 text = file.read().decode("utf-8", errors="replace")
         except FileNotFoundError:
             return ""
-        endings = re.findall(rf"exited: {re.escape(name)} \((.*?);", text)
-        return endings[-1].rpartition(" ")[2] if endings and "SIG" in endings[-1] else ""
+        ends = re.findall(rf"exited: {re.escape(name)} \((.*?);", text)
+        return ends[-1].rpartition(" ")[2] if ends and "SIG" in ends[-1] else ""
 
     def pid(self, name: str) -> int | None:
         """The pid of a program that runs."""

@@ -26,7 +26,7 @@ from mmadmin.core.engines.protocol import LaunchSpec, Probe, Seat
 from mmadmin.core.errors import Cancelled, Gated, MmError, ProbeFailed, Unreachable
 from mmadmin.core.fit.facts import HostFacts
 from mmadmin.core.fit.placement import Beside
-from mmadmin.core.process_identity import Incarnation
+from mmadmin.core.process_identity import ProcessIdentity
 from mmadmin.core.spec.lock import Lock, LockedFile
 from mmadmin.core.spec.spec import ActivationSpec, Spec
 from mmadmin.core.store import Staging, Store
@@ -43,7 +43,7 @@ FACTS = HostFacts(
     compiler="gcc-12.2.0",
     cuda="",
 )
-PROCESS = Incarnation(1, 1, "a boot")
+PROCESS = ProcessIdentity(1, 1, "a boot")
 """What every engine of this machine runs as."""
 LOCK = Lock(
     model=(LockedFile("m.gguf", "0" * 64, 1, PathSource("/srv/models/smol-Q8_0.gguf")),),
@@ -297,7 +297,7 @@ class ToyMachine:
             raise MmError("its launch file is gone")
         return {**report, "whole": may_generate()}
 
-    def process(self, replica: Replica) -> Incarnation | None:
+    def process(self, replica: Replica) -> ProcessIdentity | None:
         process = replace(PROCESS, started=told("started", PROCESS.started))
         return process if replica.uid in told("engines", {}) else None
 

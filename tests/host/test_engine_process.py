@@ -32,11 +32,11 @@ from mmadmin.core.errors import (
     Unreachable,
 )
 from mmadmin.core.home import Home
-from mmadmin.core.process_identity import Incarnation
+from mmadmin.core.process_identity import ProcessIdentity
 from mmadmin.host import engine_process, launch
-from mmadmin.host.endings import end_processes
 from mmadmin.host.readiness import is_loading, is_same_template, wait_ready
 from mmadmin.host.supervisor import ProgramSpec, Supervisor
+from mmadmin.host.termination import end_processes
 from tests.support.ports import free_port, free_ports
 
 PATIENCE_S = 60
@@ -461,7 +461,7 @@ def test_leftovers_are_named_when_they_are_ended(tmp_path):
     supervisor.launch([ProgramSpec("service", ["/bin/sleep", "600"], home.logs / "service.log")])
     pid = supervisor.pid("service")
     assert pid
-    service = Incarnation.of(pid)
+    service = ProcessIdentity.of(pid)
     assert service
     kill(supervisor)
     (home.run_dir / "programs.json").unlink(missing_ok=True)
@@ -538,13 +538,13 @@ def test_a_clock_that_moves_changes_no_process(tmp_path, monkeypatch):
     supervisor.launch([ProgramSpec("service", unmarked, tmp_path / "service.log")])
     pid = supervisor.pid("service")
     assert pid
-    service = Incarnation.of(pid)
+    service = ProcessIdentity.of(pid)
     before = psutil.Process(pid).create_time()
     kill(supervisor)
     stepped = psutil.boot_time() - 3600
     monkeypatch.setattr("psutil._pslinux.boot_time", lambda: stepped)
     assert psutil.Process(pid).create_time() < before - 3000
-    assert Incarnation.of(pid) == service
+    assert ProcessIdentity.of(pid) == service
     assert supervisor.end_leftovers() == [f"service (pid {pid})"]
 
 
@@ -552,7 +552,7 @@ def test_only_the_very_process_is_ended():
     """A pid whose process began at another moment is somebody else's: it is left alone."""
     other = subprocess.Popen(["/bin/sleep", "600"])
     try:
-        this = Incarnation.of(other.pid)
+        this = ProcessIdentity.of(other.pid)
         assert this
         assert end_processes([replace(this, started=this.started - 1)], patience_s=0) == []
         assert end_processes([replace(this, boot="another boot")], patience_s=0) == []

@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from mmadmin.core.home import Home
-from mmadmin.core.process_identity import Incarnation
+from mmadmin.core.process_identity import ProcessIdentity
 from mmadmin.host import keeper
 from mmadmin.host.supervisor import ProgramSpec, Supervisor
 
@@ -89,7 +89,7 @@ def brought_back(supervisor: Supervisor) -> tuple[dict[str, list[int]], dict[str
     dead = kill_daemon(supervisor)
     wait_for("another", lambda: supervisor.pid_of_daemon() not in (None, dead))
     wait_for("all", lambda: all_run(supervisor))
-    wait_for("the old keeper's end", lambda: Incarnation.of(before["keeper"][0]) is None)
+    wait_for("the old keeper's end", lambda: ProcessIdentity.of(before["keeper"][0]) is None)
     return before, marked(supervisor.home)
 
 
@@ -128,7 +128,7 @@ def test_a_program_that_hides_its_environment_is_ended_too(site: Supervisor) -> 
     assert first
     os.kill(first, signal.SIGKILL)
     wait_for("another", lambda: site.pid("service") not in (None, first))
-    second = Incarnation.of(site.pid("service") or 0)
+    second = ProcessIdentity.of(site.pid("service") or 0)
     assert second
     record = site.home.run_dir / "programs.json"
     wait_for(
@@ -235,7 +235,7 @@ def test_a_daemon_that_lost_its_socket_is_ended_in_order(site: Supervisor) -> No
     assert service
     site.home.supervisor_socket.unlink()
     assert site.shutdown(30, lambda _line: None) == []
-    assert Incarnation.of(service) is None
+    assert ProcessIdentity.of(service) is None
     assert "stopped: service" in (site.home.logs / "supervisord.log").read_text()
 
 

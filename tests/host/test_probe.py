@@ -15,7 +15,7 @@ from mmadmin.core.chat_templates.patches import conversations
 from mmadmin.core.engines.probes import ALWAYS_REQUIRED, PROBE_ROWS, ProbeReport
 from mmadmin.core.engines.protocol import LaunchSpec
 from mmadmin.core.errors import Cancelled, ProbeFailed, Unreachable
-from mmadmin.core.process_identity import Incarnation
+from mmadmin.core.process_identity import ProcessIdentity
 from mmadmin.host import probe
 from mmadmin.host.probe import ask_rest, floor_of, liveness, require, run_probes, work
 from mmadmin.host.readiness import Ready
@@ -23,7 +23,7 @@ from tests.host.test_engine_process import SECRET, port, stub
 
 __all__ = ["port"]
 READY = Ready(
-    process=Incarnation(1, 150, "a boot"),
+    process=ProcessIdentity(1, 150, "a boot"),
     ready_after_ms=3000,
     alias="model",
     model_path="/m.gguf",

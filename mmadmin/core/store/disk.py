@@ -17,7 +17,7 @@ from pathlib import Path
 
 from mmadmin.core.canonical import canonical, parse
 from mmadmin.core.errors import DiskFull, InvalidDerivation
-from mmadmin.core.process_identity import Incarnation
+from mmadmin.core.process_identity import ProcessIdentity
 from mmadmin.core.store.locks import WaitHook, file_lock, holder_from, no_wait
 
 BLOCK_BYTES = 512
@@ -112,7 +112,7 @@ class Disk:
         """
         path = self._reservations / f"{uuid.uuid4().hex}.json"
         record = {
-            **Incarnation.me().as_json(),
+            **ProcessIdentity.me().as_json(),
             "owner": owner,
             "size_bytes": size_bytes,
             "covers": str(covers) if covers else "",

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from mmadmin.core.canonical import canonical, parse
 from mmadmin.core.errors import InvalidDerivation, StoreCorrupt
-from mmadmin.core.process_identity import Incarnation, incarnation_from, start_time
+from mmadmin.core.process_identity import ProcessIdentity, process_identity_from, start_time
 
 WaitHook = Callable[[str], None]
 """Told who holds the lock, now and then while it is waited for; may raise to stop waiting."""
@@ -91,10 +91,10 @@ def _is_still(path: Path, fd: int) -> bool:
         return False
 
 
-def holder_from(data: bytes) -> Incarnation | None:
+def holder_from(data: bytes) -> ProcessIdentity | None:
     """The process that a lease or reservation file names; None when it is half-written."""
     try:
-        return incarnation_from(parse(data))
+        return process_identity_from(parse(data))
     except InvalidDerivation:
         return None
 
@@ -121,7 +121,7 @@ class LeaseRecord:
 
     id: str
     owner: str
-    holder: Incarnation
+    holder: ProcessIdentity
     objects: frozenset[str]
 
 
@@ -132,7 +132,7 @@ def lease_in(folder: Path, owner: str) -> Iterator[Lease]:
     path = folder / f"{lease_id}.json"
     objects = folder / f"{lease_id}.objects"
     temporary = folder / f"{lease_id}.new"
-    temporary.write_bytes(canonical({**Incarnation.me().as_json(), "owner": owner}))
+    temporary.write_bytes(canonical({**ProcessIdentity.me().as_json(), "owner": owner}))
     objects.touch()
     temporary.rename(path)
     try:

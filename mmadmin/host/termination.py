@@ -1,6 +1,6 @@
-"""Ending processes for certain: the very ones that are meant, with patience, then by force.
+"""Termination of processes: SIGTERM, then SIGKILL after a wait.
 
-A pid alone is never trusted: it may belong to another program by now.
+A pid alone is never trusted, because it may belong to another program by now.
 """
 
 from __future__ import annotations
@@ -10,14 +10,16 @@ from collections.abc import Sequence
 
 import psutil
 
-from mmadmin.core.process_identity import Incarnation
+from mmadmin.core.process_identity import ProcessIdentity
 
 PATIENCE_S = 10.0
 FORCE_S = 10.0
 _POLL_S = 0.05
 
 
-def end_processes(processes: Sequence[Incarnation], *, patience_s: float = PATIENCE_S) -> list[int]:
+def end_processes(
+    processes: Sequence[ProcessIdentity], *, patience_s: float = PATIENCE_S
+) -> list[int]:
     """SIGTERM, then after `patience_s` SIGKILL; the pids that had to be killed.
 
     Their children, as they were at the beginning, end with them.
