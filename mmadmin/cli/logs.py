@@ -17,7 +17,7 @@ from mmadmin.cli.records import actor
 from mmadmin.core.errors import NotFound
 from mmadmin.core.home import Home
 
-SERVICES = ("broker", "panel", "gate", "worker", "beat", "keeper", "supervisord")
+SERVICES = ("broker", "panel", "gate", "worker", "beat", "watchdog", "supervisord")
 POLL_S = 0.3
 CHUNKS = 500
 LINES = 100

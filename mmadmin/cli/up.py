@@ -146,10 +146,10 @@ def _clear_the_way(supervisor: Supervisor, *, quiet: bool) -> bool:
 
 def _start_services(supervisor: Supervisor, ports: Ports, *, restart: bool, quiet: bool) -> None:
     from mmadmin.cli.services import Service, code_fingerprint, services, wait_until_answering
-    from mmadmin.host import keeper
+    from mmadmin.host import watchdog
 
     home = supervisor.home
-    wanted = [*services(home, ports), Service(keeper.program(home), lambda: True)]
+    wanted = [*services(home, ports), Service(watchdog.program(home), lambda: True)]
     fingerprint = code_fingerprint() + "\n" + "\n".join(repr(s.spec) for s in wanted)
     stamp = home.run_dir / "services-code"
     running = _clear_the_way(supervisor, quiet=quiet)
@@ -164,8 +164,11 @@ def _start_services(supervisor: Supervisor, ports: Ports, *, restart: bool, quie
     changed = not stamp.exists() or stamp.read_text(encoding="utf-8") != fingerprint
     with step("supervisor", quiet=quiet):
         supervisor.launch([service.spec for service in wanted])
+        for program in supervisor.status():
+            if program.state == "FATAL" and supervisor.is_service(program.name):
+                supervisor.start_again(program.name)
     if running and (restart or changed):
-        for name in ("worker", "beat", "panel", "gate", "keeper"):
+        for name in ("worker", "beat", "panel", "gate", "watchdog"):
             if name in own:
                 with step(f"{name}: restarted with the present code", quiet=quiet):
                     supervisor.restart_program(name)

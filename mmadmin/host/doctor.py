@@ -46,7 +46,7 @@ DISK_WARN_BYTES, DISK_FAIL_BYTES = 20 * 1024**3, 2 * 1024**3
 MEMORY_WARN_BYTES = 2 * 1024**3
 NVIDIA_VENDOR = "0x10de"
 DISPLAY_CLASS = "0x03"
-SERVICES = ("broker", "panel", "gate", "worker", "beat", "keeper")
+SERVICES = ("broker", "panel", "gate", "worker", "beat", "watchdog")
 log = logging.getLogger(__name__)
 
 

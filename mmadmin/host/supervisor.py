@@ -150,9 +150,9 @@ class Supervisor:
 
     @contextmanager
     def alone(self, who: str, on_wait: WaitHook = no_wait) -> Iterator[None]:
-        """Be the only one who starts or ends the daemon; `who` is told to those who wait.
+        """Hold the lock on starting and ending the daemon; `who` is shown to those who wait.
 
-        For `mm up`, `mm down` and the keeper: what one of them finds must hold until it has acted.
+        `mm up`, `mm down` and the watchdog take it: what one finds must hold until it has acted.
         """
         self.home.run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         who = f"{who} (pid {os.getpid()})"
@@ -285,7 +285,7 @@ class Supervisor:
     def end_leftovers(self, *, patience_s: float = PATIENCE_S) -> list[str]:
         """End what a killed supervisor left running; `name (pid N)` of each.
 
-        Does nothing while the supervisor answers, be it that it shuts down.
+        Does nothing while the supervisor answers, even if it is shutting down.
         """
         if self.state() in ("running", "stopping"):
             return []
@@ -334,12 +334,13 @@ class Supervisor:
     # Programs
 
     def status(self) -> list[ProgramStatus]:
-        """Every program. Raises `Unreachable`."""
+        """Every program, and a fresh record of their processes. Raises `Unreachable`."""
         rows = cast("list[dict[str, Any]]", self._call("getAllProcessInfo"))
         found = [_status(row) for row in rows]
         running = {p.name: ProcessIdentity.of(p.pid) for p in found if p.pid is not None}
         record = {name: process.as_json() for name, process in running.items() if process}
-        _write(self._programs, json.dumps(record))
+        with suppress(OSError):  # on a full disk the programs are still listed
+            _write(self._programs, json.dumps(record))
         return found
 
     def program(self, name: str) -> ProgramStatus | None:

@@ -51,7 +51,7 @@ def grown_up(engine_store: EngineStore, broker_url: str, tmp_path: Path) -> Iter
 def test_postgresql_and_an_outside_broker(grown_up: Installation) -> None:
     """Deploy, serve, key, chat; the books reach PostgreSQL; there is no broker and no SQLite here."""
     services = {s["name"] for s in grown_up.json("status")["services"]}
-    assert services == {"panel", "gate", "worker", "beat", "keeper"}
+    assert services == {"panel", "gate", "worker", "beat", "watchdog"}
     assert not grown_up.home.database.exists()
     made = grown_up.json("deploy", str(CATALOG / f"{NAME}.toml"), "--reason", "grown up")
     assert made["state"] == "live"

@@ -303,7 +303,7 @@ def test_a_killed_supervisor_comes_back_by_itself(site: Installation, streamed: 
 
 @pytest.mark.timeout(1800)
 def test_a_killed_supervisor_and_mm_up_at_once(site: Installation, streamed: str) -> None:
-    """Whoever is first, the keeper or a person: nothing is started twice."""
+    """Whoever is first, the watchdog or a person: nothing is started twice."""
     old = {p.pid for p in site.processes()}
     os.kill(int(site.supervisor.pid_of_daemon() or 0), signal.SIGKILL)
     site.run("up", "--no-demo")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -19,7 +20,7 @@ import pytest
 
 from mmadmin.core.home import Home
 from mmadmin.core.process_identity import ProcessIdentity
-from mmadmin.host import keeper
+from mmadmin.host import watchdog
 from mmadmin.host.supervisor import ProgramSpec, Supervisor
 
 PATIENCE_S = 60
@@ -48,10 +49,10 @@ def marked(home: Home) -> dict[str, list[int]]:
 
 
 def services(home: Home) -> list[ProgramSpec]:
-    """A service that ends when it is told to, and the keeper."""
+    """A service that ends when it is told to, and the watchdog."""
     return [
         ProgramSpec("service", ["/bin/sleep", "600"], home.logs / "service.log"),
-        keeper.program(home),
+        watchdog.program(home),
     ]
 
 
@@ -80,7 +81,7 @@ def all_run(supervisor: Supervisor) -> bool:
     """Both programs run."""
     if not supervisor.running():
         return False
-    return {p.name for p in supervisor.status() if p.state == "RUNNING"} == {"service", "keeper"}
+    return {p.name for p in supervisor.status() if p.state == "RUNNING"} == {"service", "watchdog"}
 
 
 def brought_back(supervisor: Supervisor) -> tuple[dict[str, list[int]], dict[str, list[int]]]:
@@ -89,7 +90,7 @@ def brought_back(supervisor: Supervisor) -> tuple[dict[str, list[int]], dict[str
     dead = kill_daemon(supervisor)
     wait_for("another", lambda: supervisor.pid_of_daemon() not in (None, dead))
     wait_for("all", lambda: all_run(supervisor))
-    wait_for("the old keeper's end", lambda: ProcessIdentity.of(before["keeper"][0]) is None)
+    wait_for("the old watchdog's end", lambda: ProcessIdentity.of(before["watchdog"][0]) is None)
     return before, marked(supervisor.home)
 
 
@@ -99,10 +100,10 @@ def test_a_killed_supervisor_comes_back_with_all_that_it_had(site: Supervisor) -
     wait_for("all", lambda: all_run(site))
     for _ in range(2):
         before, after = brought_back(site)
-        assert sorted(after) == sorted(before) == ["keeper", "service", "supervisord"]
+        assert sorted(after) == sorted(before) == ["service", "supervisord", "watchdog"]
         assert all(len(pids) == 1 for pids in after.values())
         assert not {*chain(*before.values())} & {*chain(*after.values())}
-        words = (site.home.logs / "keeper.log").read_text()
+        words = (site.home.logs / "watchdog.log").read_text()
         assert f"ended what it left: service (pid {before['service'][0]})" in words
 
 
@@ -110,19 +111,19 @@ def test_a_killed_keeper_comes_back(site: Supervisor) -> None:
     """The supervisor starts it again, as every program; then it keeps as before."""
     site.launch(services(site.home))
     wait_for("all", lambda: all_run(site))
-    old = site.pid("keeper")
+    old = site.pid("watchdog")
     assert old
     os.kill(old, signal.SIGKILL)
-    wait_for("a new keeper", lambda: site.pid("keeper") not in (None, old))
+    wait_for("a new watchdog", lambda: site.pid("watchdog") not in (None, old))
     wait_for("all", lambda: all_run(site))
     brought_back(site)
 
 
 def test_a_program_that_hides_its_environment_is_ended_too(site: Supervisor) -> None:
-    """Started again since anyone asked, it is known by the keeper's own look at it."""
+    """Started again since anyone asked, it is known by the watchdog's own look at it."""
     hidden = ["/usr/bin/env", "-u", "SUPERVISOR_SERVER_URL", "/bin/sleep", "600"]
     service = ProgramSpec("service", hidden, site.home.logs / "service.log")
-    site.launch([service, keeper.program(site.home)])
+    site.launch([service, watchdog.program(site.home)])
     wait_for("all", lambda: all_run(site))
     first = site.pid("service")
     assert first
@@ -145,7 +146,7 @@ def test_a_service_that_was_given_up_is_tried_again(site: Supervisor, tmp_path: 
     argv = ["/bin/sh", "-c", f"test -e {needed} && exec sleep 600"]
     service = ProgramSpec("service", argv, site.home.logs / "service.log", startretries=0)
     engine = ProgramSpec("engine", argv, site.home.logs / "engine.log", startretries=0)
-    site.launch([service, keeper.program(site.home)])
+    site.launch([service, watchdog.program(site.home)])
     site.start_program(engine)
     for program in ("service", "engine"):
         wait_for("the end of patience", partial(given_up, site, program))
@@ -160,8 +161,33 @@ def given_up(supervisor: Supervisor, name: str) -> bool:
     return found is not None and found.state == "FATAL"
 
 
-def test_an_ordinary_end_is_no_death(site: Supervisor) -> None:
-    """The keeper stops first, by order and by SIGTERM to the daemon: nothing comes back."""
+def test_the_watchdog_of_an_older_installation_is_replaced(site: Supervisor) -> None:
+    """Its program had another name: the next start ends it and runs the present one alone."""
+    old = ProgramSpec("keeper", ["/bin/sleep", "600"], site.home.logs / "keeper.log")
+    site.launch([services(site.home)[0], old])
+    service = site.pid("service")
+    site.launch(services(site.home))
+    wait_for("all", lambda: all_run(site))
+    assert sorted(p.name for p in site.status()) == ["service", "watchdog"]
+    assert site.pid("service") == service
+    assert sorted(marked(site.home)) == ["service", "supervisord", "watchdog"]
+
+
+def test_programs_are_listed_when_the_record_cannot_be_written(
+    site: Supervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk hides nothing, and the watchdog lives on."""
+    site.launch([services(site.home)[0]])
+
+    def full(path: Path, text: str) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr("mmadmin.host.supervisor._write", full)
+    assert [p.name for p in site.status()] == ["service"]
+
+
+def test_an_ordinary_shutdown_is_not_a_death(site: Supervisor) -> None:
+    """The watchdog stops first, by order and by SIGTERM to the daemon: nothing comes back."""
     site.launch(services(site.home))
     wait_for("all", lambda: all_run(site))
     pid = site.pid_of_daemon()
@@ -173,7 +199,7 @@ def test_an_ordinary_end_is_no_death(site: Supervisor) -> None:
 
 
 def test_an_end_that_is_asked_for_while_it_comes_back(site: Supervisor) -> None:
-    """`mm down` right after the death: it waits for the keeper or ends it; nothing is left."""
+    """`mm down` right after the death: it waits for the watchdog or ends it; nothing is left."""
     site.launch(services(site.home))
     wait_for("all", lambda: all_run(site))
     kill_daemon(site)

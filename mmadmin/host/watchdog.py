@@ -1,14 +1,14 @@
-"""Brings a killed supervisord back: `python -m mmadmin.host.keeper <MM_HOME>`, one of its programs.
+"""The supervisor's watchdog: `python -m mmadmin.host.watchdog <MM_HOME>`, one of its programs.
 
-supervisord starts its programs again when they die; this one starts supervisord again when that
-dies, by `SIGKILL` or for lack of memory. It then ends what was left running, because supervisord
-cannot adopt processes, and starts the daemon with all that it had: services and engines. So each
-of the two brings the other back; a reboot, or both killed at once, is left to the machine's own
-init (docs/running.md). An ordinary end (`mm down`, SIGTERM to supervisord) stops the keeper first.
+supervisord restarts its programs when they die; the watchdog restarts supervisord when that dies,
+by `SIGKILL` or for lack of memory. It first ends what was left running, because supervisord cannot
+adopt processes, and then starts the daemon with all its services and engines. Each of the two
+brings the other back; a reboot, or the death of both at once, is left to the machine's own init
+(docs/running.md). An ordinary end (`mm down`, SIGTERM to supervisord) stops the watchdog first.
 
-Meanwhile it keeps the record of the programs' processes fresh: one that hides its environment can
-be found by that alone once its parent is dead. And it has services started again that supervisord
-has given up (a port that was taken, a disk that was full for a while); engines are the watch's.
+It also keeps the record of the programs' processes fresh (without it, a program that hides its
+environment could not be found once its parent is dead), and restarts services that supervisord has
+given up, for example because a port was taken or the disk was full. Engines are left to the watch.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from mmadmin.core.errors import MmError, Unreachable
 from mmadmin.core.home import Home
 from mmadmin.host.supervisor import ProgramSpec, Supervisor
 
-NAME = "keeper"
+NAME = "watchdog"
 PRIORITY = 999
 """Last to start and first to stop: an ordinary shutdown must not look like a death."""
 POLL_S = 0.5
@@ -35,14 +35,14 @@ RETRY_S = 30.0
 PAUSE_S = 1.0
 """After a failed attempt, doubled with each one."""
 PAUSE_MAX_S = 60.0
-log = logging.getLogger("mmadmin.keeper")
+log = logging.getLogger("mmadmin.watchdog")
 
 
 def program(home: Home) -> ProgramSpec:
-    """The keeper as the supervisor runs it."""
+    """The watchdog as the supervisor runs it."""
     return ProgramSpec(
         name=NAME,
-        argv=[sys.executable, "-m", "mmadmin.host.keeper", str(home.root)],
+        argv=[sys.executable, "-m", "mmadmin.host.watchdog", str(home.root)],
         cwd=Path(__file__).resolve().parents[2],
         log=home.logs / f"{NAME}.log",
         startsecs=1,
@@ -52,7 +52,7 @@ def program(home: Home) -> ProgramSpec:
     )
 
 
-def keep(home: Home) -> None:
+def watch(home: Home) -> None:
     """Wait for the supervisor's death, then bring it back."""
     logging.basicConfig(
         filename=home.logs / f"{NAME}.log", format="%(asctime)s %(message)s", level=logging.INFO
@@ -62,7 +62,7 @@ def keep(home: Home) -> None:
     while os.getppid() == daemon:
         if time.monotonic() >= look_at:
             look_at = time.monotonic() + LOOK_S
-            with suppress(Unreachable):  # it is ending, in one way or the other
+            with suppress(Unreachable):  # it is ending
                 retry_at = _look(Supervisor(home), retry_at)
         time.sleep(POLL_S)
     pause_s = PAUSE_S
@@ -72,13 +72,16 @@ def keep(home: Home) -> None:
 
 
 def _look(supervisor: Supervisor, retry_at: float) -> float:
-    """Note the programs' processes, start what was given up; when to do that again."""
+    """Record the programs' processes and restart services that were given up.
+
+    Returns the time of the next attempt.
+    """
     given_up = [p.name for p in supervisor.status() if p.state == "FATAL"]
     services = [name for name in given_up if supervisor.is_service(name)]
     if not services or time.monotonic() < retry_at:
         return retry_at
     for name in services:
-        log.info("%s was given up: starting it again", name)
+        log.info("the supervisor gave up %s: starting it again", name)
         supervisor.start_again(name)
     return time.monotonic() + RETRY_S
 
@@ -95,7 +98,7 @@ def _brought_back(home: Home) -> bool:
     """One attempt; True when the supervisor runs, whoever started it."""
     supervisor = Supervisor(home)
     try:
-        with supervisor.alone("the keeper"):
+        with supervisor.alone("the watchdog"):
             if supervisor.state() != "absent":
                 return True
             log.info("the supervisor is gone: starting it again")
@@ -109,4 +112,4 @@ def _brought_back(home: Home) -> bool:
 
 
 if __name__ == "__main__":
-    keep(Home(Path(sys.argv[1])))
+    watch(Home(Path(sys.argv[1])))
