@@ -25,6 +25,7 @@ from mmadmin.core.engines.protocol import LaunchSpec
 from mmadmin.core.errors import Conflict, InvalidInput, InvalidSpec, ProbeFailed, Unreachable
 from mmadmin.core.home import Home
 from mmadmin.core.process_identity import ProcessIdentity
+from mmadmin.host import process_tree
 from mmadmin.host.facts import gpu_processes
 from mmadmin.host.supervisor import ProgramSpec, ProgramStatus, Supervisor
 from mmadmin.host.termination import end_processes
@@ -100,19 +101,6 @@ def _listener(port: int, host: str) -> Owner | None:
         except psutil.NoSuchProcess:
             continue
     return hidden
-
-
-def owns_port(pid: int, port: int) -> bool:
-    """True when this process listens on the port; looks at this process alone."""
-    try:
-        connections = psutil.Process(pid).net_connections(kind="tcp")
-    except psutil.NoSuchProcess:
-        return False
-    return any(
-        connection.status == psutil.CONN_LISTEN and connection.laddr.port == port
-        for connection in connections
-        if connection.laddr
-    )
 
 
 def is_listened_on(port: int) -> bool:
@@ -336,10 +324,10 @@ def stop(
     """
     say = on_progress or (lambda _line: None)
     supervisor = Supervisor(home)
-    found: ProgramStatus | None = None
+    tree = process_tree.members(recorded.pid) if recorded is not None and recorded.alive else []
     if supervisor.running():
         found = supervisor.program(uid)
-        family = _family(found.pid) if found and found.pid else []
+        family = process_tree.members(found.pid) if found and found.pid else []
         say(f"stopping {uid}")
         # Force comes after `term_s` at the latest, after the supervisor's own `stopwaitsecs` else.
         killer = Timer(term_s, end_processes, [family], {"patience_s": 0})
@@ -350,24 +338,15 @@ def stop(
         finally:
             killer.cancel()
         end_processes(family, patience_s=0)
+        tree = [*tree, *family]
     else:
         (home.supervisor / "engines" / f"{uid}.conf").unlink(missing_ok=True)
     if recorded is not None and recorded.alive:
         say(f"ending process {recorded.pid}")
         end_processes([recorded], patience_s=term_s)
     launch_file(home, uid).unlink(missing_ok=True)
-    pids = {p for p in (recorded and recorded.pid, found and found.pid) if p}
+    pids = {one.pid for one in [*tree, *([recorded] if recorded else [])]}
     _wait_released(pids, port, say)
-
-
-def _family(pid: int) -> list[ProcessIdentity]:
-    """A process and its descendants."""
-    try:
-        root = psutil.Process(pid)
-        pids = [p.pid for p in [root, *root.children(recursive=True)]]
-    except psutil.NoSuchProcess:
-        return []
-    return [found for one in pids if (found := ProcessIdentity.of(one)) is not None]
 
 
 def _wait_released(pids: set[int], port: int, say: Callable[[str], None]) -> None:

@@ -25,7 +25,8 @@ from mmadmin.core.engines.protocol import LaunchSpec
 from mmadmin.core.errors import ProbeFailed, Unreachable
 from mmadmin.core.home import Home
 from mmadmin.core.process_identity import ProcessIdentity
-from mmadmin.host.engine_process import failed_probe, owns_port, port_owner
+from mmadmin.host import process_tree
+from mmadmin.host.engine_process import failed_probe, is_listened_on, port_owner
 from mmadmin.host.supervisor import ProgramStatus, Supervisor
 
 POLL_S = 0.02
@@ -206,14 +207,18 @@ class _Watch:
         if found is None:
             raise self.failed("process", "the supervisor does not know it")
         process = self._check_process(found)
-        if process is None or owns_port(process.pid, launch.port):
+        if process is None or not is_listened_on(launch.port):
+            self._unseen = 0
+            return
+        if process_tree.listens(process.pid, launch.port):
             return
         owner = port_owner(launch.port, launch.host)
         if owner is not None and owner.pid == 0:
             self._unseen += 1
         else:
             self._unseen = 0
-        stranger = owner is not None and owner.pid not in (0, process.pid)
+        ours = {one.pid for one in process_tree.members(process.pid)}
+        stranger = owner is not None and owner.pid not in {0, *ours}
         if owner is not None and (stranger or self._unseen > UNSEEN_LOOKS):
             raise self.failed(
                 "identity",
@@ -243,7 +248,11 @@ class _Watch:
     def owner(self, launch: LaunchSpec) -> ProcessIdentity | None:
         """The engine's process, if it listens on its port and is still the same one."""
         found = self.process
-        return found if found and owns_port(found.pid, launch.port) and found.alive else None
+        return (
+            found
+            if found and process_tree.listens(found.pid, launch.port) and found.alive
+            else None
+        )
 
     def failed(self, probe: str, words: str) -> ProbeFailed:
         """The failure, with the log's last lines."""

@@ -356,6 +356,17 @@ def test_a_deaf_engine_and_its_children_are_killed_as_a_group(home, uid, port):
     assert engine_process.port_owner(port) is None
 
 
+def test_an_end_waits_for_the_gpu_memory_of_a_worker(home, uid, port, monkeypatch):
+    """The driver may count memory for a child of the engine after both have ended."""
+    process = engine_process.start(home, uid, stub(port, child=True), SECRET)
+    wait_for("its child", lambda: psutil.Process(process.pid).children())
+    child = psutil.Process(process.pid).children()[0].pid
+    held = iter([{child: 1 << 30}, {child: 1 << 30}, {1: 1 << 30}])
+    monkeypatch.setattr(engine_process, "gpu_processes", lambda: next(held))
+    engine_process.stop(home, uid, port=port, term_s=1)
+    assert next(held, None) is None
+
+
 def test_options_that_this_build_lacks_are_refused_before_it_is_started(home, uid, port):
     """Its own help text is the last word; a program that does not run is told at once."""
     help_text = "-c, --ctx-size N   size\n--jinja, --no-jinja   template engine"

@@ -1,0 +1,94 @@
+"""What a process holds together with its descendants."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+
+import psutil
+import pytest
+
+from mmadmin.core.fit.facts import GpuFacts, GpuProcess
+from mmadmin.host import process_tree
+from tests.deployments.machines import FACTS
+from tests.support.ports import free_port
+
+MIB = 1 << 20
+WORKER = """
+import socket, sys
+held = bytearray(64 << 20)
+held[::4096] = b"x" * len(held[::4096])
+server = socket.create_server(("127.0.0.1", int(sys.argv[1])))
+print("up", flush=True)
+sys.stdin.read()
+"""
+PARENT = """
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", sys.argv[1], sys.argv[2]], stdout=subprocess.PIPE)
+child.stdout.readline()
+print(child.pid, flush=True)
+sys.stdin.read()
+child.kill()
+"""
+
+
+@pytest.fixture
+def port() -> int:
+    """A port that nobody else is given."""
+    return free_port()
+
+
+@pytest.fixture
+def engine(port: int) -> Iterator[tuple[int, int]]:
+    """An engine that leaves memory and port to a worker: the pids of both."""
+    with subprocess.Popen(
+        [sys.executable, "-c", PARENT, WORKER, str(port)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as parent:
+        assert parent.stdout is not None
+        yield parent.pid, int(parent.stdout.readline())
+
+
+def test_the_members_of_a_tree_begin_with_its_root(engine: tuple[int, int]) -> None:
+    """Both processes, and nothing of a pid that has ended."""
+    assert [one.pid for one in process_tree.members(engine[0])] == list(engine)
+    ended = subprocess.Popen(["/bin/true"])
+    ended.wait()
+    assert process_tree.members(ended.pid) == []
+
+
+def test_gpu_memory_of_workers_counts_for_the_engine(engine: tuple[int, int]) -> None:
+    """By GPU; what others hold does not count."""
+    gpu = GpuFacts(0, "a GPU", "9.0", 1 << 34, 1 << 33)
+    held = (GpuProcess(engine[1], 700 * MIB), GpuProcess(os.getpid(), 5 * MIB))
+    both = (GpuProcess(engine[0], 100 * MIB), GpuProcess(engine[1], 600 * MIB))
+    gpus = (
+        replace(gpu, processes=held),
+        replace(gpu, index=1, processes=both),
+        replace(gpu, index=2),
+    )
+    found = process_tree.gpu_memory(engine[0], replace(FACTS, gpus=gpus))
+    assert found == {0: 700 * MIB, 1: 700 * MIB}
+
+
+def test_main_memory_of_workers_counts_for_the_engine(engine: tuple[int, int]) -> None:
+    """The worker holds 64 MiB and the engine next to nothing."""
+    alone = psutil.Process(engine[0]).memory_info().rss
+    assert process_tree.own_memory_bytes(engine[0]) > 64 * MIB
+    assert process_tree.resident_bytes(engine[0]) > 64 * MIB + alone // 4
+    assert alone < 64 * MIB
+
+
+def test_a_port_of_a_worker_is_the_engines(engine: tuple[int, int], port: int) -> None:
+    """It listens by its worker; an unrelated process does not."""
+    assert process_tree.listens(engine[0], port)
+    assert process_tree.listens(engine[1], port)
+    assert not process_tree.listens(engine[0], free_port())
+    with subprocess.Popen(["/bin/sleep", "60"]) as other:
+        assert not process_tree.listens(other.pid, port)
+        other.kill()
