@@ -24,7 +24,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import numpy as np
 from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter
 
@@ -273,7 +273,7 @@ def ask(launch: LaunchSpec, context: int) -> dict[str, Any]:
         "n_predict": 32,
         "cache_prompt": False,
     }
-    answer = httpx.post(
+    answer = httpx2.post(
         f"{launch.url}/completion",
         json=body,
         headers={"Authorization": f"Bearer {SECRET}"},

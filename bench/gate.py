@@ -31,7 +31,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import httpx
+import httpx2
 import psutil
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -102,8 +102,8 @@ def until_answers(url: str, *, key: str, within_s: float = 120) -> None:
     deadline = time.monotonic() + within_s
     headers = {"Authorization": f"Bearer {key}"}
     while True:
-        with contextlib.suppress(httpx.HTTPError):
-            answer = httpx.post(f"{url}/v1/chat/completions", json=BODY, headers=headers)
+        with contextlib.suppress(httpx2.HTTPError):
+            answer = httpx2.post(f"{url}/v1/chat/completions", json=BODY, headers=headers)
             if answer.status_code == 200:
                 return
             last = answer.text
@@ -430,7 +430,7 @@ async def _tokens_per_s(port: int, key: str) -> float:
     body = {**BODY, "stream": True, "max_tokens": ENGINE_TOKENS, "ignore_eos": True, "seed": 1}
     headers = {"Authorization": f"Bearer {key}"}
     async with (
-        httpx.AsyncClient(timeout=300) as client,
+        httpx2.AsyncClient(timeout=300) as client,
         client.stream(
             "POST", f"http://127.0.0.1:{port}/v1/chat/completions", json=body, headers=headers
         ) as answer,

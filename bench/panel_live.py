@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import quote
 
-import httpx
+import httpx2
 
 from bench.panel_records import OF_FILES
 
@@ -106,9 +106,9 @@ def panel(port: int) -> Iterator[subprocess.Popen[bytes]]:
         give_up = time.monotonic() + PATIENCE_S
         while True:
             try:
-                if httpx.get(f"http://127.0.0.1:{port}/healthz", trust_env=False).is_success:
+                if httpx2.get(f"http://127.0.0.1:{port}/healthz", trust_env=False).is_success:
                     break
-            except httpx.TransportError:
+            except httpx2.TransportError:
                 if time.monotonic() > give_up or server.poll() is not None:
                     raise
             time.sleep(0.1)
@@ -175,7 +175,7 @@ def _write(build_id: int, seen: Seen) -> None:
 
 
 def _look(url: str, cookie: str, seen: Seen) -> None:
-    with httpx.Client(base_url=url, cookies={"sessionid": cookie}, trust_env=False) as client:
+    with httpx2.Client(base_url=url, cookies={"sessionid": cookie}, trust_env=False) as client:
         for _ in range(LOOKS):
             begin = time.perf_counter()
             client.get("/").raise_for_status()

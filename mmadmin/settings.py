@@ -181,7 +181,7 @@ LOGGING = {
     "disable_existing_loggers": False,
     "loggers": {
         # one line a request to an engine under proof says nothing that the job's log does not
-        "httpx": {"level": "WARNING"},
+        "httpx2": {"level": "WARNING"},
         "httpcore": {"level": "WARNING"},
     },
 }

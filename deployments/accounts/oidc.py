@@ -12,7 +12,7 @@ import time
 from typing import Any
 from urllib.parse import urlsplit
 
-import httpx
+import httpx2
 import jwt
 from django.conf import settings
 from django.contrib.auth import get_user_model
@@ -54,10 +54,10 @@ def provider() -> dict[str, Any]:
         )
     address = f"{issuer.rstrip('/')}/.well-known/openid-configuration"
     try:
-        told: dict[str, Any] = httpx.get(address, timeout=TIMEOUT_S).raise_for_status().json()
+        told: dict[str, Any] = httpx2.get(address, timeout=TIMEOUT_S).raise_for_status().json()
         named = told["issuer"]
         missing = [name for name in ENDPOINTS.values() if name not in told]
-    except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
+    except (httpx2.HTTPError, ValueError, KeyError, TypeError) as error:
         raise Unreachable(
             f"the identity provider does not answer at {address}: {error}",
             remedy="try again, or log in with a password",

@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
-import httpx
+import httpx2
 from asgiref.sync import sync_to_async
 from django.conf import settings
 from django.core.exceptions import RequestDataTooBig
@@ -38,7 +38,7 @@ from mmadmin.core.errors import HTTP_STATUS, MmError
 
 RENEW_S = 300
 """A key that ends sooner than this is replaced before it is used."""
-TIMEOUT = httpx.Timeout(connect=5, read=None, write=60, pool=5)
+TIMEOUT = httpx2.Timeout(connect=5, read=None, write=60, pool=5)
 REASON_SHOWN = 80
 """Characters of a generation's reason in a choice."""
 PASSED_ON = ("content-type", "x-mm-generation", "x-request-id", "retry-after")
@@ -166,7 +166,7 @@ def _key_of(user: User) -> str:
 
 
 async def _relay(body: bytes, key: str, agent: str) -> HttpResponseBase:
-    client = httpx.AsyncClient(base_url=settings.GATE_URL, timeout=TIMEOUT)
+    client = httpx2.AsyncClient(base_url=settings.GATE_URL, timeout=TIMEOUT)
     headers = {
         "authorization": f"Bearer {key}",
         "content-type": "application/json",
@@ -177,7 +177,7 @@ async def _relay(body: bytes, key: str, agent: str) -> HttpResponseBase:
             "POST", "/v1/chat/completions", content=body, headers=headers
         )
         answer = await client.send(request, stream=True)
-    except httpx.HTTPError:
+    except httpx2.HTTPError:
         await client.aclose()
         return _failure(503, "the gate does not answer", "look at `mm status`")
     relayed = StreamingHttpResponse(_bytes(client, answer), status=answer.status_code)
@@ -189,12 +189,12 @@ async def _relay(body: bytes, key: str, agent: str) -> HttpResponseBase:
     return relayed
 
 
-async def _bytes(client: httpx.AsyncClient, answer: httpx.Response) -> AsyncIterator[bytes]:
+async def _bytes(client: httpx2.AsyncClient, answer: httpx2.Response) -> AsyncIterator[bytes]:
     """The gate's bytes as they come; closing this closes the gate's side."""
     try:
         async for piece in answer.aiter_raw():
             yield piece
-    except httpx.HTTPError:
+    except httpx2.HTTPError:
         error = {"message": "the gate ended the answer", "type": "server_error"}
         yield f"data: {json.dumps({'error': error})}\n\n".encode()
     finally:

@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-import httpx
+import httpx2
 
 from deployments import actions
 from deployments.models import Build, Deployment, Generation
@@ -127,22 +127,22 @@ def ask(deployment: Deployment, ports: Ports) -> Outcome:
     )
 
 
-def _post(url: str, key: str, body: dict[str, Any]) -> httpx.Response:
+def _post(url: str, key: str, body: dict[str, Any]) -> httpx2.Response:
     """Ask the gate; patient for the moment until it knows the new key and route."""
     give_up = time.monotonic() + ANSWER_DEADLINE_S
     while True:
         try:
-            answer = httpx.post(
+            answer = httpx2.post(
                 url,
                 json=body,
                 headers={"Authorization": f"Bearer {key}"},
                 timeout=ANSWER_DEADLINE_S,
                 trust_env=False,
             )
-        except httpx.HTTPError as error:
+        except httpx2.HTTPError as error:
             failure = f"{type(error).__name__}: {error}"
         else:
-            if answer.status_code == httpx.codes.OK:
+            if answer.status_code == httpx2.codes.OK:
                 return answer
             failure = f"HTTP {answer.status_code}: {answer.text[:300]}"
         if time.monotonic() > give_up:

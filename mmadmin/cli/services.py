@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
+import httpx2
 import redis
 
 from mmadmin.cli.installation import CHECKOUT, bind_address, reachable_address
@@ -197,10 +197,10 @@ def panel_host() -> str:
 
 def _http_ok(url: str, *, host: str = "localhost") -> bool:
     try:
-        answer = httpx.get(url, headers={"Host": host}, timeout=2.0, trust_env=False)
-    except httpx.HTTPError:
+        answer = httpx2.get(url, headers={"Host": host}, timeout=2.0, trust_env=False)
+    except httpx2.HTTPError:
         return False
-    return answer.status_code == httpx.codes.OK
+    return answer.status_code == httpx2.codes.OK
 
 
 def _broker_answers(url: str) -> bool:

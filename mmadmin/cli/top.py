@@ -50,12 +50,12 @@ class Figures:
 
 def look(url: str) -> Figures:
     """Read the gate's metrics; `Unreachable` when it does not answer."""
-    import httpx
+    import httpx2
 
     try:
-        answer = httpx.get(f"{url}/metrics", timeout=5.0, trust_env=False)
+        answer = httpx2.get(f"{url}/metrics", timeout=5.0, trust_env=False)
         answer.raise_for_status()
-    except httpx.HTTPError as error:
+    except httpx2.HTTPError as error:
         raise Unreachable(
             f"the gate's metrics do not answer: {error}", remedy="is it up? mm status"
         ) from error

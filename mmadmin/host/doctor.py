@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import unquote, urlsplit
 
-import httpx
+import httpx2
 import psutil
 
 from mmadmin.core.build.recipe import Json
@@ -366,7 +366,7 @@ def hub(patient: Patient) -> Result:
             f"{name} cannot be reached ({answer}); what is built serves on without it",
             "check network, proxy (HTTPS_PROXY) and HF_ENDPOINT",
         )
-    if answer.status_code >= httpx.codes.INTERNAL_SERVER_ERROR:
+    if answer.status_code >= httpx2.codes.INTERNAL_SERVER_ERROR:
         return Result("hub", "warn", f"{name} answers {answer.status_code}", "try again later")
     token = "with a token" if patient.hub.token else "without a token: gated models are refused"
     return Result("hub", "ok", f"{name} answers, {token}")
@@ -417,12 +417,12 @@ def nvidia_cards(pci: Path = Path("/sys/bus/pci/devices")) -> int:
     return count
 
 
-def _ask(url: str) -> httpx.Response | str:
+def _ask(url: str) -> httpx2.Response | str:
     """The answer of a server, or in a word why there is none."""
     try:
         with client(stall_s=NET_TIMEOUT_S) as http:
             return http.head(url, timeout=NET_TIMEOUT_S)
-    except httpx.HTTPError as error:
+    except httpx2.HTTPError as error:
         return type(error).__name__
 
 

@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 from typing import TypeVar, cast
 from urllib.parse import quote, urlsplit
 
-import httpx
 import httpx2
 import huggingface_hub
 from huggingface_hub import HfApi
@@ -161,11 +160,11 @@ class Hub:
         try:
             with client(stall_s=API_TIMEOUT_S) as http:
                 answer = http.get(remote.url, headers=dict(remote.headers))
-        except httpx.HTTPError as error:
+        except httpx2.HTTPError as error:
             raise SourceUnavailable(
                 f"{remote.label}: {type(error).__name__}", remedy="check the network and retry"
             ) from error
-        if answer.status_code != httpx.codes.OK:
+        if answer.status_code != httpx2.codes.OK:
             raise refusal(answer.status_code, remote.label)
         blob = b"blob %d\0" % len(answer.content) + answer.content
         if hashlib.sha1(blob, usedforsecurity=False).hexdigest() != file.git_sha1:
@@ -221,7 +220,7 @@ class Hub:
                 remedy="check the branch, tag or commit; a force push may have removed it",
                 status=status,
             ) from error
-        if isinstance(error, RepositoryNotFoundError) and status == httpx.codes.UNAUTHORIZED:
+        if isinstance(error, RepositoryNotFoundError) and status == httpx2.codes.UNAUTHORIZED:
             raise Unauthorized(
                 f"{label}: no such repository, or it is private (401)",
                 remedy="check its name; for a private one set HF_TOKEN to a token that may read it",
@@ -234,13 +233,13 @@ class Hub:
                 status=status,
             ) from error
         wait = retry_after(error.response.headers)
-        if status == httpx.codes.TOO_MANY_REQUESTS and (wait or 0) > self.policy.wait_cap_s:
+        if status == httpx2.codes.TOO_MANY_REQUESTS and (wait or 0) > self.policy.wait_cap_s:
             raise RateLimited(
                 f"{label}: the hub asks to wait {wait:.0f} s (429)",
                 remedy="try again later, or set HF_TOKEN: known accounts have higher limits",
                 status=status,
             ) from error
-        if status in (408, 429) or status >= httpx.codes.INTERNAL_SERVER_ERROR:
+        if status in (408, 429) or status >= httpx2.codes.INTERNAL_SERVER_ERROR:
             return wait
         raise refusal(status, label, error.server_message or "") from error
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import httpx
+import httpx2
 
 from mmadmin.core.build.recipe import Json
 from mmadmin.core.errors import InvalidModel, SourceUnavailable
@@ -165,7 +165,7 @@ def _glimpse(
 class _Budget:
     """What a look at a set may cost, and has cost."""
 
-    http: httpx.Client
+    http: httpx2.Client
     requests: int = 0
     bytes_read: int = 0
 
@@ -182,20 +182,20 @@ class _Budget:
         try:
             with self.http.stream("GET", url, headers=asked) as answer:
                 self.requests += 1 + len(answer.history)
-                if answer.status_code not in (httpx.codes.OK, httpx.codes.PARTIAL_CONTENT):
-                    raise refusal(answer.status_code, str(httpx.URL(url).path))
-                skip = start if answer.status_code == httpx.codes.OK else 0
+                if answer.status_code not in (httpx2.codes.OK, httpx2.codes.PARTIAL_CONTENT):
+                    raise refusal(answer.status_code, str(httpx2.URL(url).path))
+                skip = start if answer.status_code == httpx2.codes.OK else 0
                 data = _take(answer, skip, end - start)
-        except httpx.HTTPError as error:
+        except httpx2.HTTPError as error:
             raise SourceUnavailable(
-                f"{httpx.URL(url).path}: {type(error).__name__}",
+                f"{httpx2.URL(url).path}: {type(error).__name__}",
                 remedy="check the network and retry",
             ) from error
         self.bytes_read += len(data) + skip
         return data, str(answer.url)
 
 
-def _take(answer: httpx.Response, skip: int, count: int) -> bytes:
+def _take(answer: httpx2.Response, skip: int, count: int) -> bytes:
     """`count` bytes of an answer after `skip`; the rest is left on the wire."""
     data = bytearray()
     for piece in answer.iter_raw():
@@ -249,9 +249,9 @@ class _RangeFile(io.BytesIO):
         data, url = self.budget.fetch(self.url, self.headers, start, end)
         if len(data) != end - start:
             raise SourceUnavailable(
-                f"{httpx.URL(self.url).path}: the answer ended early", remedy="try again"
+                f"{httpx2.URL(self.url).path}: the answer ended early", remedy="try again"
             )
-        if httpx.URL(url).host != httpx.URL(self.url).host:
+        if httpx2.URL(url).host != httpx2.URL(self.url).host:
             self.headers.pop("Authorization", None)  # the token is for the hub alone
         self.url = url  # a signed address: further ranges need no second redirect
         self.data += data

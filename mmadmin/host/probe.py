@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 from typing import Any, Literal
 
-import httpx
+import httpx2
 
 from mmadmin.core.chat_templates.patches import conversations, problem_of
 from mmadmin.core.engines.probes import (
@@ -231,7 +231,7 @@ def liveness(launch: LaunchSpec, secret: str, *, timeout_s: float = LIVENESS_S) 
     with EngineClient(launch, secret) as client:
         try:
             tiny_completion(client, launch, timeout_s=timeout_s)
-        except httpx.HTTPError as error:
+        except httpx2.HTTPError as error:
             raise Unreachable(
                 f"the engine does not answer: {error or type(error).__name__}",
                 remedy="restart it",
@@ -249,7 +249,7 @@ def work(launch: LaunchSpec, secret: str) -> str | None:
     with EngineClient(launch, secret) as client:
         try:
             answer = client.get(launch.probe.work_path)
-        except httpx.HTTPError as error:
+        except httpx2.HTTPError as error:
             raise Unreachable(
                 f"the engine does not answer: {error or type(error).__name__}",
                 remedy="restart it",
@@ -290,9 +290,9 @@ def _ask(session: _Session, name: str) -> ProbeRow:
         state, words = "skipped", str(skip)
     except _Fail as fail:
         state, words = "failed", str(fail)
-    except httpx.TimeoutException:
+    except httpx2.TimeoutException:
         state, words = "failed", "it did not answer in time"
-    except httpx.HTTPError as error:
+    except httpx2.HTTPError as error:
         state, words = "failed", f"it stopped answering ({error or type(error).__name__})"
     except (ValueError, KeyError, IndexError, TypeError) as error:
         state, words = "failed", f"its answer has another form ({type(error).__name__}: {error})"
@@ -430,7 +430,7 @@ _ROWS: Mapping[str, Callable[[_Session], str]] = {
 }
 
 
-def _refusal(answer: httpx.Response) -> str:
+def _refusal(answer: httpx2.Response) -> str:
     """The engine's own words for a refusal."""
     try:
         message = str(answer.json()["error"]["message"])

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
-import httpx
+import httpx2
 
 from mmadmin.core.build.recipe import Json
 from mmadmin.core.engines.protocol import LaunchSpec
@@ -87,12 +87,12 @@ class EngineClient:
 
     def __init__(self, launch: LaunchSpec, secret: str) -> None:
         self._right = {"Authorization": f"Bearer {secret}"}
-        self._http = httpx.Client(
+        self._http = httpx2.Client(
             base_url=launch.url,
             timeout=ANSWER_S,
             trust_env=False,
             verify=_PLAIN,
-            limits=httpx.Limits(max_keepalive_connections=0),
+            limits=httpx2.Limits(max_keepalive_connections=0),
         )
 
     def __enter__(self) -> Self:
@@ -101,20 +101,20 @@ class EngineClient:
     def __exit__(self, *_: object) -> None:
         self._http.close()
 
-    def get(self, path: str, *, wrong_secret: bool = False) -> httpx.Response:
+    def get(self, path: str, *, wrong_secret: bool = False) -> httpx2.Response:
         """GET with the right secret, or with one that nobody has."""
         return self._http.get(path, headers=self._headers(wrong=wrong_secret))
 
     def post(
         self, path: str, body: Mapping[str, Any], *, timeout_s: float = COMPLETION_S
-    ) -> httpx.Response:
+    ) -> httpx2.Response:
         """POST JSON with the right secret."""
         return self._http.post(path, json=body, headers=self._right, timeout=timeout_s)
 
     def lines(self, path: str, body: Mapping[str, Any], *, timeout_s: float) -> Iterator[str]:
         """POST JSON and read the answer's lines as they come; `timeout_s` is for the whole.
 
-        Raises `httpx.HTTPStatusError` for a refusal and `httpx.ReadTimeout` at the deadline.
+        Raises `httpx2.HTTPStatusError` for a refusal and `httpx2.ReadTimeout` at the deadline.
         """
         give_up = time.monotonic() + timeout_s
         with self._http.stream(
@@ -124,7 +124,7 @@ class EngineClient:
             for line in answer.iter_lines():
                 yield line
                 if time.monotonic() > give_up:
-                    raise httpx.ReadTimeout("the stream takes too long", request=answer.request)
+                    raise httpx2.ReadTimeout("the stream takes too long", request=answer.request)
 
     def _headers(self, *, wrong: bool) -> dict[str, str]:
         if wrong:
@@ -180,9 +180,9 @@ def _state(client: EngineClient, launch: LaunchSpec) -> str | None:
     """What the engine is doing, in words; None = it says that it is healthy."""
     try:
         answer = client.get(launch.probe.health_path)
-    except httpx.TimeoutException:
+    except httpx2.TimeoutException:
         return "it does not answer in time"
-    except httpx.HTTPError:
+    except httpx2.HTTPError:
         return STARTING
     if answer.status_code == _LOADING:
         return LOADING
@@ -283,7 +283,7 @@ def _prove(client: EngineClient, launch: LaunchSpec, watch: _Watch, after_s: flo
         slots = int(props.get("total_slots", 0))
         _check_context(context, slots, launch, watch)
         text = tiny_completion(client, launch, timeout_s=COMPLETION_S)
-    except httpx.HTTPError as error:
+    except httpx2.HTTPError as error:
         raise watch.failed("completion", f"it stopped answering ({error})") from error
     except Unreachable as error:
         raise watch.failed("completion", error.message) from error
@@ -300,7 +300,7 @@ def _prove(client: EngineClient, launch: LaunchSpec, watch: _Watch, after_s: flo
     )
 
 
-def _json(answer: httpx.Response, probe: str, what: str, watch: _Watch) -> dict[str, Any]:
+def _json(answer: httpx2.Response, probe: str, what: str, watch: _Watch) -> dict[str, Any]:
     if answer.status_code != _OK:
         raise watch.failed(probe, f"{what} was answered with {answer.status_code}")
     try:
@@ -359,7 +359,7 @@ def tiny_completion(
     for body in bodies:
         try:
             answer = client.post(path, body, timeout_s=timeout_s)
-        except httpx.TimeoutException as error:
+        except httpx2.TimeoutException as error:
             raise Unreachable(
                 f"a tiny {launch.probe.task} did not come back within {timeout_s:.0f} s",
                 remedy="the engine says that it is healthy but does not work: restart it",
@@ -371,7 +371,7 @@ def tiny_completion(
     raise Unreachable(f"a tiny {launch.probe.task} came back empty")
 
 
-def _text(answer: httpx.Response, found: Callable[[Any], Any]) -> str:
+def _text(answer: httpx2.Response, found: Callable[[Any], Any]) -> str:
     """What a tiny question brought; empty when it is not in the answer."""
     try:
         return str(found(answer.json()))

@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import Literal
 from urllib.parse import unquote, urlsplit
 
-import httpx
+import httpx2
 
 from mmadmin.core.build.recipe import HubSource, IndexSource, Json, PathSource, UrlSource
 from mmadmin.core.canonical import digest
@@ -248,10 +248,10 @@ class _Asker:
         with client(remote.cert) as http:
             try:
                 answer = http.head(remote.url, headers=dict(remote.headers))
-            except httpx.HTTPError as error:
+            except httpx2.HTTPError as error:
                 raise _silence(remote, error) from error
         length = answer.headers.get("content-length", "")
-        if answer.status_code == httpx.codes.OK and length.isdigit():
+        if answer.status_code == httpx2.codes.OK and length.isdigit():
             return int(length)
         if answer.status_code in (401, 403, 404, 410):
             raise refusal(answer.status_code, remote.label)
@@ -268,12 +268,12 @@ class _Asker:
                 client(remote.cert) as http,
                 http.stream("GET", remote.url, headers=dict(remote.headers)) as answer,
             ):
-                if answer.status_code != httpx.codes.OK:
+                if answer.status_code != httpx2.codes.OK:
                     raise refusal(answer.status_code, remote.label)
                 for chunk in answer.iter_raw(CHUNK):
                     total.update(chunk)
                     size += len(chunk)
-        except httpx.HTTPError as error:
+        except httpx2.HTTPError as error:
             raise _silence(remote, error) from error
         return total.hexdigest(), size
 

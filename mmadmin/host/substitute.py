@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import BinaryIO, TypeVar
 from urllib.parse import unquote, urlsplit
 
-import httpx
+import httpx2
 
 from mmadmin.core.canonical import canonical
 from mmadmin.core.errors import (
@@ -46,7 +46,7 @@ from mmadmin.core.store.substitute import Substituter, trust_from_json
 
 T = TypeVar("T")
 
-TIMEOUT = httpx.Timeout(10, read=30)
+TIMEOUT = httpx2.Timeout(10, read=30)
 """Seconds; a transfer that is silent for `read` is stalled and begun again where it stopped."""
 ATTEMPTS = 5
 PAUSE_S = 0.5
@@ -64,7 +64,7 @@ class HttpDepot:
         self.url = url.rstrip("/")
         self._pause_s = pause_s
         headers = {"Authorization": f"Bearer {token}"} if token else {}
-        self._client = httpx.Client(timeout=TIMEOUT, headers=headers, follow_redirects=True)
+        self._client = httpx2.Client(timeout=TIMEOUT, headers=headers, follow_redirects=True)
 
     @property
     def label(self) -> str:
@@ -135,7 +135,7 @@ class HttpDepot:
                 if last or wait > LONGEST_WAIT_S:
                     raise
                 time.sleep(wait)
-            except (httpx.TransportError, Interrupted) as error:
+            except (httpx2.TransportError, Interrupted) as error:
                 if last:
                     raise SourceUnavailable(
                         f"{self.url} does not answer: {error}",
@@ -144,7 +144,7 @@ class HttpDepot:
                 time.sleep(self._pause_s * 2**attempt)
         raise AssertionError("the last attempt returns or raises")
 
-    def _check(self, answer: httpx.Response) -> None:
+    def _check(self, answer: httpx2.Response) -> None:
         status = answer.status_code
         if status == HTTPStatus.UNAUTHORIZED:
             raise Unauthorized(f"{self.url} wants credentials", remedy="give the depot's token")

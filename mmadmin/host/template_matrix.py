@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 
 from mmadmin.core.build.recipe import Json
 from mmadmin.core.chat_templates.patches import Renders, conversations, problem_of, render_matrix
@@ -105,7 +105,7 @@ def tokens_of(launch: LaunchSpec, secret: str) -> dict[str, Json]:
     with EngineClient(launch, secret) as client:
         try:
             told: Any = client.get("/props").json()
-        except (httpx.HTTPError, ValueError) as error:
+        except (httpx2.HTTPError, ValueError) as error:
             raise Unreachable(
                 f"the engine does not answer: {error or type(error).__name__}",
                 remedy="`mm status` says whether it runs",
@@ -120,7 +120,7 @@ def render_on_engine(launch: LaunchSpec, secret: str) -> Renders:
         for row in conversations():
             try:
                 answer = client.post("/apply-template", template_request(row), timeout_s=ENGINE_S)
-            except httpx.HTTPError as error:
+            except httpx2.HTTPError as error:
                 raise Unreachable(
                     f"the engine does not answer: {error or type(error).__name__}",
                     remedy="`mm status` says whether it runs",

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import psutil
 
 from mmadmin.core.home import Home
@@ -96,9 +96,9 @@ class Installation:
 
     def ask(
         self, key: str, model: str, *, words: str = "Hello!", tokens: int = 8
-    ) -> httpx.Response:
+    ) -> httpx2.Response:
         """One chat completion through the gate."""
-        return httpx.post(
+        return httpx2.post(
             f"{self.gate}/v1/chat/completions",
             headers={"Authorization": f"Bearer {key}"},
             json={
@@ -115,7 +115,7 @@ class Installation:
         """Ask until it is answered (the gate may not know a fresh key yet); x-mm-generation."""
         answer = wait_for(
             "an answer",
-            lambda: (a := self.ask(key, model)).status_code == httpx.codes.OK and a,
+            lambda: (a := self.ask(key, model)).status_code == httpx2.codes.OK and a,
         )
         assert answer.json()["choices"][0]["message"]["content"]
         return str(answer.headers["x-mm-generation"])

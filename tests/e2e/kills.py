@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-import httpx
+import httpx2
 
 from mmadmin.core.generations.activation import BACK_OVERLAP, BACK_SWAP, OVERLAP, SWAP
 from tests.e2e.installation import CATALOG, MM, ROOT, Installation, wait_for
@@ -399,9 +399,9 @@ class Town:
         """A request through the gate is answered by the live generation."""
         try:
             answer = self.site.ask(self.load.key, NAME)
-        except httpx.HTTPError as error:
+        except httpx2.HTTPError as error:
             return [f"the gate does not answer: {error}"]
-        if answer.status_code != httpx.codes.OK:
+        if answer.status_code != httpx2.codes.OK:
             return [f"the gate answers {answer.status_code}: {answer.text[:200]}"]
         said, live = answer.headers["x-mm-generation"], f"{NAME}/{self.record.live()}"
         return [] if said == live else [f"{said} answers, live is {live}"]

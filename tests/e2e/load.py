@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-import httpx
+import httpx2
 
 TIMEOUT_S = 400.0
 """Longer than a hold."""
@@ -59,7 +59,7 @@ class Load:
         return [a for a in list(self.asked) if a.failure and a.ended >= since]
 
     def _client(self, streamed: bool) -> None:
-        with httpx.Client(timeout=TIMEOUT_S, trust_env=False) as client:
+        with httpx2.Client(timeout=TIMEOUT_S, trust_env=False) as client:
             while not self._stop.is_set():
                 asked = Asked(time.monotonic(), streamed)
                 self.asked.append(asked)
@@ -68,7 +68,7 @@ class Load:
                 if asked.failure:
                     self._stop.wait(PAUSE_S)
 
-    def _ask(self, client: httpx.Client, asked: Asked) -> str:
+    def _ask(self, client: httpx2.Client, asked: Asked) -> str:
         """What went wrong, in words; empty when the answer is whole."""
         body = {
             "model": self.model,
@@ -83,9 +83,9 @@ class Load:
             ) as answer:
                 asked.generation = answer.headers.get("x-mm-generation", "")
                 text = answer.read()
-        except httpx.HTTPError as error:
+        except httpx2.HTTPError as error:
             return f"{type(error).__name__}: {error}"
-        if answer.status_code != httpx.codes.OK:
+        if answer.status_code != httpx2.codes.OK:
             return f"{answer.status_code} {text[:200]!r}"
         if asked.streamed and (b"[DONE]" not in text or b'"error"' in text):
             return f"the stream broke: {text[-200:]!r}"

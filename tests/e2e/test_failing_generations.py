@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
 
-import httpx
+import httpx2
 import pytest
 
 from tests.e2e.installation import CATALOG, PATIENCE_S, Installation, wait_for
@@ -119,18 +119,18 @@ class Clients:
             "max_tokens": 8,
             "stream": stream,
         }
-        with httpx.Client(timeout=PATIENCE_S, trust_env=False) as client:
+        with httpx2.Client(timeout=PATIENCE_S, trust_env=False) as client:
             while not self._stop.wait(0.05):
                 try:
                     answer = client.post(
                         url, json=body, headers={"Authorization": f"Bearer {self.key}"}
                     )
-                except httpx.HTTPError as error:
+                except httpx2.HTTPError as error:
                     self.failures.append(f"{type(error).__name__}: {error}")
                     continue
                 self.count += 1
                 whole = b"[DONE]" in answer.content if stream else b'"choices"' in answer.content
-                if answer.status_code != httpx.codes.OK or not whole:
+                if answer.status_code != httpx2.codes.OK or not whole:
                     self.failures.append(f"{answer.status_code}: {answer.text[:200]}")
                 elif generation := answer.headers.get("x-mm-generation"):
                     self.answered.add(generation)
@@ -290,8 +290,8 @@ def test_an_engine_that_hangs_while_its_client_stays(site: Installation, tmp_pat
         headers = {"Authorization": f"Bearer {key}"}
         url = f"{site.gate}/v1/chat/completions"
         with (
-            suppress(httpx.HTTPError),
-            httpx.stream(
+            suppress(httpx2.HTTPError),
+            httpx2.stream(
                 "POST", url, json=body, headers=headers, timeout=None, trust_env=False
             ) as answer,
         ):

@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 
 from mmadmin.core.store.locks import file_lock
@@ -67,8 +67,8 @@ def test_first_up_and_the_next_ones(fresh: Installation) -> None:
     answer = fresh.ask(key[1], NAME)
     assert answer.headers["x-mm-generation"] == f"{NAME}/1"
     assert fresh.deployment(NAME)["newest_generation"] == 1
-    page = httpx.get(f"{fresh.panel}/login/", trust_env=False, timeout=PATIENCE_S)
-    assert page.status_code == httpx.codes.OK
+    page = httpx2.get(f"{fresh.panel}/login/", trust_env=False, timeout=PATIENCE_S)
+    assert page.status_code == httpx2.codes.OK
 
     before = {s["name"]: s["pid"] for s in fresh.json("status")["services"]}
     again = fresh.run("up")
@@ -80,7 +80,7 @@ def test_first_up_and_the_next_ones(fresh: Installation) -> None:
     assert not fresh.processes()
     assert fresh.json("status")["supervisor"] is False
     fresh.run("up", "--no-demo")
-    wait_for("the model", lambda: fresh.ask(key[1], NAME).status_code == httpx.codes.OK)
+    wait_for("the model", lambda: fresh.ask(key[1], NAME).status_code == httpx2.codes.OK)
 
 
 def test_a_taken_port_is_named(fresh: Installation) -> None:

@@ -11,7 +11,7 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 
-import httpx
+import httpx2
 import psutil
 import pytest
 
@@ -203,7 +203,7 @@ class Stream(threading.Thread):
             "ignore_eos": True,
         }
         try:
-            with httpx.stream(
+            with httpx2.stream(
                 "POST",
                 f"{self.site.gate}/v1/chat/completions",
                 headers={"Authorization": f"Bearer {self.key}"},
@@ -217,7 +217,7 @@ class Stream(threading.Thread):
                         self.events.append(line.removeprefix("data: "))
                     if self.leave.is_set():
                         return
-        except httpx.HTTPError as error:
+        except httpx2.HTTPError as error:
             self.failure = error
 
     def flows(self) -> None:
@@ -277,15 +277,15 @@ def test_streams_survive_restarts(site: Installation, streamed: str) -> None:
 def accepts(site: Installation, key: str) -> bool:
     """True while the gate takes new requests."""
     try:
-        answer = httpx.get(
+        answer = httpx2.get(
             f"{site.gate}/v1/models",
             headers={"Authorization": f"Bearer {key}"},
             timeout=PATIENCE_S,
             trust_env=False,
         )
-    except httpx.TransportError:
+    except httpx2.TransportError:
         return False
-    return answer.status_code == httpx.codes.OK
+    return answer.status_code == httpx2.codes.OK
 
 
 @pytest.mark.timeout(1800)
@@ -323,6 +323,6 @@ def pids(site: Installation) -> set[int]:
 def answers(site: Installation, key: str) -> bool:
     """True when the model answers through the gate."""
     try:
-        return site.ask(key, STREAM).status_code == httpx.codes.OK
-    except httpx.TransportError:
+        return site.ask(key, STREAM).status_code == httpx2.codes.OK
+    except httpx2.TransportError:
         return False

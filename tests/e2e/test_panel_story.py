@@ -5,7 +5,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
-import httpx
+import httpx2
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
@@ -110,6 +110,6 @@ def test_the_whole_story(site: Installation, browser: Browser) -> None:
         expect(page.get_by_role("main").get_by_text("is revoked for ever")).to_be_visible()
     wait_for(
         "the refusal",
-        lambda: site.ask(key, NAME).status_code == httpx.codes.UNAUTHORIZED,
+        lambda: site.ask(key, NAME).status_code == httpx2.codes.UNAUTHORIZED,
     )
     site.run("stop", NAME, "--reason", "the story is over")

