@@ -30,12 +30,12 @@ from pathlib import Path
 from mmadmin.core.build.builder import RootClaim, realise
 from mmadmin.core.build.derivation import Derivation
 from mmadmin.core.build.planner import plan
+from mmadmin.core.callbacks import silent
 from mmadmin.core.canonical import canonical
 from mmadmin.core.store import Realisation, Store, StoreObject
 from mmadmin.core.store.gc import collect, mark
 from mmadmin.core.store.graph import all_roots, read_graph
 from mmadmin.core.store.rows import insert_object, insert_realisation
-from mmadmin.core.store.store import no_step
 from mmadmin.core.store.tree import Entry, object_name
 from mmadmin.core.store.verify import verify
 from tests.core.workshop import Shop, Watch, damage, in_child, killer, step, tools_for
@@ -262,7 +262,7 @@ def one_kill(root: Path, turn: int, rnd: random.Random, longest_s: float) -> boo
     if turn % 2 == 0:
         after, delay = killer(rnd.choice(STEPS), rnd.randint(1, 4)), None
     else:
-        after, delay = no_step, rnd.uniform(0, longest_s) + 0.001
+        after, delay = silent, rnd.uniform(0, longest_s) + 0.001
     return in_child(partial(build_and_collect, root, after, delay)) == -signal.SIGKILL
 
 
@@ -294,7 +294,7 @@ def kills(folder: Path, options: argparse.Namespace) -> Row:
     store = Store(folder / "kills", floor_bytes=0)
     wrong: list[str] = []
     killed = 0
-    longest_s = timed(lambda: in_child(partial(build_and_collect, store.root, no_step, None)))
+    longest_s = timed(lambda: in_child(partial(build_and_collect, store.root, silent, None)))
     for turn in range(options.kills * 2):  # some are done before their moment comes
         killed += one_kill(store.root, turn, rnd, longest_s)
         for line in what_is_wrong(store, rnd):

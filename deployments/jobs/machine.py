@@ -103,7 +103,7 @@ class Machine:
         self, store: Store, log: Callable[[str], None]
     ) -> AbstractContextManager[Substituter | None]:
         """Other hosts' stores, where `substituters.json` names some."""
-        return open_substituter(self.home, store, say=log)
+        return open_substituter(self.home, store, report=log)
 
     def describe(self, system: str) -> Description:
         """What a built system is, for the record."""

@@ -19,6 +19,7 @@ import typer
 from mmadmin.cli import installation
 from mmadmin.cli.output import JsonFlag, console, emit_json, escape
 from mmadmin.cli.up import PASSWORD_BYTES, STOP_DEADLINE_S, ensure_admin, migrate
+from mmadmin.core.callbacks import silent
 from mmadmin.core.errors import InvalidInput, NotFound, Unreachable
 from mmadmin.core.home import Home, Ports
 
@@ -97,7 +98,7 @@ def _run_worker(service: Service) -> None:
     while not told.wait(1.0):
         if not supervisor.running():
             raise Unreachable("the supervisor has ended", remedy=f"read {service.spec.log}")
-    supervisor.shutdown(STOP_DEADLINE_S, lambda _line: None)
+    supervisor.shutdown(STOP_DEADLINE_S, silent)
 
 
 def healthy(name: ServiceName, *, as_json: JsonFlag = False) -> None:

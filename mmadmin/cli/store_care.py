@@ -33,12 +33,12 @@ from mmadmin.cli.store_names import (
 )
 from mmadmin.cli.tables import table
 from mmadmin.core.build.rebuild import Rebuild
+from mmadmin.core.callbacks import Progress as Hook
+from mmadmin.core.callbacks import silent
 from mmadmin.core.errors import StoreCorrupt
 from mmadmin.core.home import Home
 from mmadmin.core.store import Staging, Store
 from mmadmin.core.store.gc import collect
-from mmadmin.core.store.ingest import Progress as Hook
-from mmadmin.core.store.ingest import silent
 from mmadmin.core.store.repair import BlobSource
 from mmadmin.core.store.repair import repair as mend
 from mmadmin.core.store.verify import Verdict, verify
@@ -172,7 +172,7 @@ def repair(
     with progress_bar("reading", quiet=as_json) as hook:
         found = verify(store, wanted, contents=contents, progress=hook)
     with repair_sources(store, home) as sources:
-        done = mend(store, found.damaged, sources, say=_hush if as_json else _say)
+        done = mend(store, found.damaged, sources, report=silent if as_json else _say)
     if as_json:
         emit_json(done.as_json())
     else:
@@ -183,10 +183,6 @@ def repair(
 
 def _say(line: str) -> None:
     console.print(escape(line))
-
-
-def _hush(_line: str) -> None:
-    """Say nothing."""
 
 
 @contextmanager
@@ -202,7 +198,7 @@ def repair_sources(store: Store, home: Home) -> Iterator[list[BlobSource]]:
         return HostToolbox(
             staging,
             lambda line: print(line, file=log_file),
-            lambda _done, _total, _unit: None,
+            silent,
             lambda: False,
             config=config,
         )

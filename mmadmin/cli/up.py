@@ -19,11 +19,12 @@ import typer
 from mmadmin.cli import installation
 from mmadmin.cli.output import JsonFlag, console, emit_json, escape, seconds_text
 from mmadmin.cli.status import status_of
+from mmadmin.core.callbacks import silent
 from mmadmin.core.errors import Unreachable
 from mmadmin.core.home import Home, Ports
 
 if TYPE_CHECKING:
-    from mmadmin.core.store.locks import WaitHook
+    from mmadmin.core.callbacks import Report
     from mmadmin.host.supervisor import Supervisor
 
 QUIET_S = 0.5
@@ -115,7 +116,7 @@ def start_services(home: Home, ports: Ports, *, restart: bool, quiet: bool) -> N
         _start_services(supervisor, ports, restart=restart, quiet=quiet)
 
 
-def waiting(*, quiet: bool) -> WaitHook:
+def waiting(*, quiet: bool) -> Report:
     """What tells a person, once, that another command is at it."""
     said: set[str] = set()
 
@@ -138,7 +139,7 @@ def _clear_the_way(supervisor: Supervisor, *, quiet: bool) -> bool:
             remedy="end everything with `mm down`, then run `mm up` again",
         )
     with step("an earlier run has ended", quiet=quiet or state == "absent"):
-        ended = supervisor.shutdown(STOP_DEADLINE_S, lambda _line: None)
+        ended = supervisor.shutdown(STOP_DEADLINE_S, silent)
     for leftover in ended if not quiet else ():
         console.print(f"  [yellow]ended[/] what an earlier run left: {escape(leftover)}")
     return False
@@ -236,7 +237,7 @@ def down(*, as_json: JsonFlag = False) -> None:
         with supervisor.alone("`mm down`", waiting(quiet=as_json)):
             was_running = supervisor.state() != "absent"
             with step("everything ended", quiet=as_json or not was_running):
-                ended = supervisor.shutdown(STOP_DEADLINE_S, lambda _line: None)
+                ended = supervisor.shutdown(STOP_DEADLINE_S, silent)
     if as_json:
         emit_json({"was_running": was_running, "leftovers": ended})
     elif not was_running and not ended:

@@ -16,11 +16,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from mmadmin.core.callbacks import Progress, silent
 from mmadmin.core.errors import DigestMismatch, InvalidModel
 from mmadmin.core.formats.gguf.header import read_header
 from mmadmin.core.formats.gguf.shards import parse_name, set_names
 from mmadmin.core.store import Staging, Store, StoreObject, hash_file
-from mmadmin.core.store.ingest import Progress, silent
 from mmadmin.core.store.layout import is_sha256
 
 OLLAMA_MODEL = "application/vnd.ollama.image.model"

@@ -33,6 +33,7 @@ from huggingface_hub.errors import (
 from huggingface_hub.hf_api import ModelInfo, RepoFile
 from huggingface_hub.utils._http import default_client_factory
 
+from mmadmin.core.callbacks import Report, silent
 from mmadmin.core.errors import (
     DigestMismatch,
     Gated,
@@ -57,10 +58,6 @@ SMALL_FILE_LIMIT = 64 << 20
 T = TypeVar("T")
 
 
-def _silent(_line: str) -> None:
-    return
-
-
 @dataclass(frozen=True, slots=True)
 class HubFile:
     """A file of a repository at one commit."""
@@ -81,7 +78,7 @@ class Hub:
     endpoint: str
     token: str | None = None
     policy: Policy = Policy()  # noqa: RUF009 (frozen)
-    say: Callable[[str], None] = field(default=_silent, compare=False)
+    report: Report = field(default=silent, compare=False)
     """Told what is waited for."""
 
     @classmethod
@@ -193,7 +190,7 @@ class Hub:
                 wait, last = None, error
             if attempt < self.policy.attempts:
                 pause = self.policy.backoff_s * 2 ** (attempt - 1) if wait is None else wait
-                self.say(
+                self.report(
                     f"{self.host} does not answer ({type(last).__name__}); "
                     f"asking again in {pause:.0f} s ({attempt + 1} of {self.policy.attempts})"
                 )

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from mmadmin.core.callbacks import silent
 from mmadmin.core.errors import Cancelled, DiskFull, StepFailed
 from mmadmin.host.guard import descendants
 
@@ -132,10 +133,6 @@ def _anonymous_bytes(pid: int) -> int:
     return 0
 
 
-def _no_line(_line: str) -> None:
-    return
-
-
 def _never() -> bool:
     return False
 
@@ -145,7 +142,7 @@ def run(
     *,
     cwd: Path,
     env: Mapping[str, str],
-    on_line: Callable[[str], None] = _no_line,
+    on_line: Callable[[str], None] = silent,
     cancelled: Callable[[], bool] = _never,
     limits: Limits = NO_LIMITS,
     inherit_fds: Sequence[int] = (),

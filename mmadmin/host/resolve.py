@@ -17,6 +17,7 @@ from urllib.parse import unquote, urlsplit
 import httpx2
 
 from mmadmin.core.build.recipe import HubSource, IndexSource, Json, PathSource, UrlSource
+from mmadmin.core.callbacks import silent
 from mmadmin.core.canonical import digest
 from mmadmin.core.errors import InvalidSpec, SourceMissing, SourceUnavailable
 from mmadmin.core.formats.gguf.sets import RepoFile, group, select
@@ -36,10 +37,6 @@ CHUNK = 1 << 20
 Part = Literal["model", "engine", "template"]
 
 
-def _silent(_line: str) -> None:
-    return
-
-
 @dataclass(frozen=True, slots=True)
 class Sources:
     """The places that a lock is made from."""
@@ -54,7 +51,7 @@ def resolve(
     *,
     sources: Sources | None = None,
     refresh: Collection[Part] = (),
-    on_progress: Callable[[str], None] = _silent,
+    on_progress: Callable[[str], None] = silent,
 ) -> Lock:
     """Pin everything that the spec names. Blocking, network; writes nothing.
 
@@ -103,7 +100,7 @@ class _Asker:
     """Answers the questions of one lock."""
 
     def __init__(self, sources: Sources, on_progress: Callable[[str], None]) -> None:
-        self._sources = replace(sources, hub=replace(sources.hub, say=on_progress))
+        self._sources = replace(sources, hub=replace(sources.hub, report=on_progress))
         self._say = on_progress
 
     def model(self, model: ModelSpec) -> tuple[tuple[LockedFile, ...], tuple[LockedFile, ...]]:

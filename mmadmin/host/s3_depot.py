@@ -23,10 +23,10 @@ import obstore
 from obstore.exceptions import BaseError
 from obstore.store import S3Store
 
+from mmadmin.core.callbacks import Progress
 from mmadmin.core.errors import InvalidInput, MmError, SourceUnavailable
 from mmadmin.core.store import HashingWriter
 from mmadmin.core.store.depot import SMALL_BYTES, damaged, other_size
-from mmadmin.core.store.ingest import Progress
 from mmadmin.host.s3_refusals import first_line, is_miss, refusal, status_of
 
 if TYPE_CHECKING:

@@ -19,6 +19,7 @@ from urllib.parse import unquote, urlsplit
 
 import httpx2
 
+from mmadmin.core.callbacks import Progress, Report, silent
 from mmadmin.core.canonical import canonical
 from mmadmin.core.errors import (
     Gated,
@@ -35,12 +36,9 @@ from mmadmin.core.store.depot import (
     SMALL_BYTES,
     Depot,
     Folder,
-    Say,
     WritableDepot,
     other_size,
-    quiet,
 )
-from mmadmin.core.store.ingest import Progress, silent
 from mmadmin.core.store.push import claim_of
 from mmadmin.core.store.substitute import Substituter, trust_from_json
 
@@ -209,11 +207,11 @@ def open_depots(home: Home, instead: str = "") -> Iterator[tuple[list[Depot], Tr
 
 @contextmanager
 def open_substituter(
-    home: Home, store: Store, *, progress: Progress = silent, say: Say = quiet
+    home: Home, store: Store, *, progress: Progress = silent, report: Report = silent
 ) -> Iterator[Substituter | None]:
     """What a build asks before it builds; None where no depot is configured."""
     with open_depots(home) as (depots, trust):
-        yield Substituter(store, depots, trust, progress, say) if depots else None
+        yield Substituter(store, depots, trust, progress, report) if depots else None
 
 
 # --- serving -----------------------------------------------------------------------------------

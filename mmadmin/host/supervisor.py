@@ -30,10 +30,11 @@ from typing import Any, Literal, cast
 
 import psutil
 
+from mmadmin.core.callbacks import Report, silent
 from mmadmin.core.errors import InvalidInput, NotFound, Unreachable
 from mmadmin.core.home import Home
 from mmadmin.core.process_identity import ProcessIdentity, process_identity_from
-from mmadmin.core.store.locks import WaitHook, file_lock, no_wait
+from mmadmin.core.store.locks import file_lock
 from mmadmin.host.termination import PATIENCE_S, end_processes
 
 RPC_TIMEOUT_S = 30.0
@@ -149,7 +150,7 @@ class Supervisor:
     # The daemon
 
     @contextmanager
-    def alone(self, who: str, on_wait: WaitHook = no_wait) -> Iterator[None]:
+    def alone(self, who: str, on_wait: Report = silent) -> Iterator[None]:
         """Hold the lock on starting and ending the daemon; `who` is shown to those who wait.
 
         `mm up`, `mm down` and the watchdog take it: what one finds must hold until it has acted.

@@ -18,13 +18,13 @@ import re
 import shutil
 import stat
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, cast
 from urllib.parse import urlsplit
 
 from mmadmin.core.build.recipe import Json
+from mmadmin.core.callbacks import Report, silent
 from mmadmin.core.errors import InvalidInput, NotFound, ToolMissing, Unreachable
 from mmadmin.core.home import Home, Ports
 from mmadmin.host.download import Remote, download
@@ -163,7 +163,7 @@ def start(
     *,
     expose_panel: bool = False,
     timeout_s: float = START_TIMEOUT_S,
-    on_progress: Callable[[str], None] = lambda _line: None,
+    on_progress: Report = silent,
 ) -> TunnelState:
     """Start a tunnel and wait for its address. Replaces one of the same name.
 

@@ -193,7 +193,7 @@ def test_an_unreachable_hub_is_given_up_in_words() -> None:
     said: list[str] = []
     policy = Policy(backoff_s=0.01, attempts=3)
     with pytest.raises(SourceUnavailable, match=r"the hub at 127\.0\.0\.1:9 .*HF_ENDPOINT"):
-        Hub("http://user:canary@127.0.0.1:9", policy=policy, say=said.append).resolve("a/b")
+        Hub("http://user:canary@127.0.0.1:9", policy=policy, report=said.append).resolve("a/b")
     assert [line.split("(")[-1] for line in said] == ["2 of 3)", "3 of 3)"]
     assert all(line.startswith("127.0.0.1:9 does not answer (Connect") for line in said)
 

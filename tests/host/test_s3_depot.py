@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from mmadmin.core.build.builder import realise
+from mmadmin.core.callbacks import silent
 from mmadmin.core.errors import (
     Cancelled,
     Gated,
@@ -28,7 +29,6 @@ from mmadmin.core.home import Home
 from mmadmin.core.store import Store
 from mmadmin.core.store.claims import SigningKey, Trust
 from mmadmin.core.store.depot import bytes_path
-from mmadmin.core.store.ingest import silent
 from mmadmin.core.store.push import push
 from mmadmin.core.store.substitute import Substituter
 from mmadmin.host.s3_depot import READ_BYTES, Bucket, S3Depot, bucket_at
@@ -448,7 +448,7 @@ def test_a_bucket_that_is_down_costs_a_build_nothing_but_the_asking(
     said: list[str] = []
     shop = Shop()
     with running(static(tmp_path, ranges=True, refusing=Refusing(503, {}))) as url:
-        substituter = Substituter(store, [quick(url)], Trust({}), say=said.append)
+        substituter = Substituter(store, [quick(url)], Trust({}), report=said.append)
         realise(
             goal(), store, tools_for, Watch(), recipe_of=shop.recipe_of, substituter=substituter
         )

@@ -9,6 +9,7 @@ import httpx2
 import pytest
 
 from mmadmin.core.build.builder import realise
+from mmadmin.core.callbacks import silent
 from mmadmin.core.errors import (
     Gated,
     InvalidInput,
@@ -20,7 +21,6 @@ from mmadmin.core.home import Home
 from mmadmin.core.store import Store
 from mmadmin.core.store.claims import SigningKey, Trust
 from mmadmin.core.store.depot import Folder, bytes_path
-from mmadmin.core.store.ingest import silent
 from mmadmin.core.store.push import push
 from mmadmin.core.store.substitute import Substituter
 from mmadmin.host.substitute import HttpDepot, depot_at, open_substituter, serve
@@ -231,7 +231,7 @@ def test_what_builds_ask_is_configured_in_the_home(
     }
     (home.root / "substituters.json").write_text(json.dumps(config))
     shop, said = Shop(), []
-    with open_substituter(home, other, say=said.append) as substituter:
+    with open_substituter(home, other, report=said.append) as substituter:
         assert substituter
         for depot in substituter.depots:
             if isinstance(depot, HttpDepot):

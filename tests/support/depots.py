@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from mmadmin.core.callbacks import Progress
 from mmadmin.core.store.depot import Depot, Folder, WritableDepot
-from mmadmin.core.store.ingest import Progress
 
 if TYPE_CHECKING:  # the core's tests know no other room
     from mmadmin.host.s3_depot import Bucket

@@ -22,6 +22,7 @@ from mmadmin.core.spec.spec import Spec, parse_spec
 from mmadmin.core.store import Staging, Store, StoreObject
 from mmadmin.host.facts import host_facts
 from mmadmin.host.toolbox import HostConfig, HostToolbox
+from tests.support.stores import copy_object
 
 CATALOG = Path(__file__).resolve().parents[2] / "deployments" / "catalog"
 MODEL_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -136,7 +137,7 @@ class EngineStore:
                 assert known.object is not None
                 assert known.resolved_key is not None
                 if known.object in wanted:
-                    store.copy_object_from(self.store, known.object, lease)
+                    copy_object(self.store, store, known.object, lease)
                 record = self.store.realisation(known.resolved_key)
                 if record is not None:
                     store.record(record, derivation, only_claimed=True)

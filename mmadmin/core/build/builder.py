@@ -10,7 +10,6 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -20,6 +19,7 @@ from mmadmin.core.build.derivation import Derivation, thawed, topological
 from mmadmin.core.build.outputs import check_mentions
 from mmadmin.core.build.planner import Outputs, RecipeOf, checked_recipe, plan, usable, why_now
 from mmadmin.core.build.recipe import FixedFile, Recipe, Toolbox
+from mmadmin.core.callbacks import Report
 from mmadmin.core.errors import Conflict, DigestMismatch, MmError, StoreCorrupt
 from mmadmin.core.store import Entry, Lease, Realisation, Staging, Store, StoreObject
 from mmadmin.core.store.disk import disk_full
@@ -45,16 +45,6 @@ class StepTools(Toolbox, Protocol):
 
 ToolsFor = Callable[[Derivation, Staging, Path], StepTools]
 """(derivation, attempt, log file) → the step's hands."""
-
-EventHook = Callable[[str, str], None]
-"""(event, detail): `waiting` holder, `linked` …, `building` log file name, `built` object name.
-
-`waiting` comes several times a second while another builder makes the same; raise to stop waiting.
-"""
-
-
-def no_event(event: str, detail: str) -> None:
-    """Hear nothing."""
 
 
 class Observer(Protocol):
@@ -92,28 +82,6 @@ class RootClaim:
     kind: str
     key: str
     reason: str
-
-
-def build(
-    derivation: Derivation,
-    store: Store,
-    toolbox_factory: ToolsFor,
-    *,
-    on_event: EventHook = no_event,
-    lease: Lease | None = None,
-    recipe_of: RecipeOf = catalog.recipe,
-    host: str = "",
-) -> Realisation:
-    """Realise one derivation whose inputs are realised; returns the record.
-
-    Idempotent. Waits while another process builds the same, unless `on_event` raises. Raises
-    `Conflict` when an input is not realised, `DigestMismatch` when pinned content came out
-    otherwise (the bytes are kept under their true digest), and whatever the recipe raises.
-    """
-    outputs = Outputs(store, recipe_of)
-    with ExitStack() as stack:
-        held = lease or stack.enter_context(store.lease(derivation.label))
-        return _build(derivation, outputs, toolbox_factory, on_event, lease=held, host=host)[0]
 
 
 def realise(
@@ -264,18 +232,21 @@ def _step(
 ) -> None:
     begin, waited = time.monotonic(), False
 
-    def hear(event: str, detail: str) -> None:
-        nonlocal begin, waited
-        if event == "waiting":
-            waited = True
-            observer.step_waiting(derivation, detail)
-        elif waited and event in {"building", "linked"}:  # the other one did not get it done
-            begin, waited = time.monotonic(), False
+    def on_wait(holder: str) -> None:
+        nonlocal waited
+        waited = True
+        observer.step_waiting(derivation, holder)
+
+    def on_begin() -> None:
+        nonlocal begin
+        if waited:  # the other builder did not finish it
+            begin = time.monotonic()
             observer.step_started(derivation, why_now(derivation, outputs))
 
     observer.step_started(derivation, why_now(derivation, outputs))
+    work = _Work(derivation, outputs, toolbox_for, lease, host)
     try:
-        done, built = _build(derivation, outputs, toolbox_for, hear, lease=lease, host=host)
+        done, built = _build(work, on_wait, on_begin)
     except BaseException as error:
         observer.step_failed(derivation, error)
         raise
@@ -298,16 +269,18 @@ def _fixed_record(derivation: Derivation, key: str, name: str) -> Realisation:
     return Realisation(key, derivation.digest, name, "fixed", built_at=int(time.time()), inputs=())
 
 
-def _build(
-    derivation: Derivation,
-    outputs: Outputs,
-    toolbox_factory: ToolsFor,
-    on_event: EventHook,
-    *,
-    lease: Lease,
-    host: str,
-) -> tuple[Realisation, bool]:
+@dataclass(frozen=True, slots=True)
+class _Work:
+    derivation: Derivation
+    outputs: Outputs
+    toolbox_for: ToolsFor
+    lease: Lease
+    host: str
+
+
+def _build(work: _Work, on_wait: Report, on_begin: Callable[[], None]) -> tuple[Realisation, bool]:
     """The record, and whether anything had to be done for it."""
+    derivation, outputs, lease = work.derivation, work.outputs, work.lease
     store = outputs.store
     recipe = checked_recipe(derivation, outputs.recipe_of)
     inputs = _inputs(derivation, outputs, lease)
@@ -315,36 +288,32 @@ def _build(
     if key is None:
         raise Conflict(f"{derivation.label}: an input is not realised")
     with store.lock(
-        f"build-{key}",
-        on_wait=lambda holder: on_event("waiting", holder),
-        tell_every_s=0,
-        owner=lease.owner,
+        f"build-{key}", on_wait=on_wait, report_every_s=0, owner=lease.owner
     ) as lock_fd:
         store.after("locked")
         outputs.refresh()
         found = outputs.of(derivation)  # look again: another builder may have done it
         if found.here and found.object and not store.protect(lease, [found.object]):
-            on_event("cached", found.object)
             record = store.realisation(key)
             if record is None:  # pinned content that came some other way
                 record = _fixed_record(derivation, key, found.object)
                 store.record(record, derivation)
             if not store.lost_reference(found.object):
                 return record, False
+        on_begin()
         with store.staging(lease, inherit=(lock_fd,)) as staging:
             store.after("staged")
-            attempt = _Attempt(derivation, key, recipe, found.fixed, inputs, host)
-            return _perform(attempt, store, staging, toolbox_factory, on_event), True
+            attempt = _Attempt(work, key, recipe, found.fixed, inputs)
+            return _perform(attempt, store, staging), True
 
 
 @dataclass(frozen=True, slots=True)
 class _Attempt:
-    derivation: Derivation
+    work: _Work
     key: str
     recipe: Recipe
     fixed: Sequence[FixedFile] | None
     inputs: Mapping[str, StoreObject]
-    host: str
 
 
 def _inputs(derivation: Derivation, outputs: Outputs, lease: Lease) -> dict[str, StoreObject]:
@@ -364,25 +333,17 @@ def _inputs(derivation: Derivation, outputs: Outputs, lease: Lease) -> dict[str,
     return found
 
 
-def _perform(
-    attempt: _Attempt,
-    store: Store,
-    staging: Staging,
-    toolbox_factory: ToolsFor,
-    on_event: EventHook,
-) -> Realisation:
-    derivation, recipe = attempt.derivation, attempt.recipe
+def _perform(attempt: _Attempt, store: Store, staging: Staging) -> Realisation:
+    derivation, recipe = attempt.work.derivation, attempt.recipe
     log = store.layout.logs / f"{attempt.key[:32]}-{staging.folder.name}.log"
     begin = time.monotonic()
     known: Mapping[str, str] = {}
     sandbox = "fixed"
     if attempt.fixed is not None and store.assemble(attempt.fixed, staging):
-        on_event("linked", derivation.name)
         log_name = ""
     else:
-        on_event("building", log.name)
         log_name = log.name
-        tools = toolbox_factory(derivation, staging, log)
+        tools = attempt.work.toolbox_for(derivation, staging, log)
         inputs = {name: found.path for name, found in attempt.inputs.items()}
         try:
             recipe.build(thawed(derivation.params), inputs, staging.out, tools)
@@ -402,7 +363,7 @@ def _perform(
             derivation=derivation.digest,
             object=name,
             sandbox=sandbox,
-            host=attempt.host,
+            host=attempt.work.host,
             built_ms=round((time.monotonic() - begin) * 1000),
             built_at=int(time.time()),
             log=log_name,
@@ -423,7 +384,6 @@ def _perform(
         derivation=derivation,
         on_mismatch=lambda entries: _mismatch(attempt, entries),
     )
-    on_event("built", sealed.name)
     return record(sealed.name)
 
 
@@ -455,7 +415,7 @@ def _mismatch(attempt: _Attempt, entries: tuple[Entry, ...]) -> MmError:
         want, got = pinned.get(path), found.get(path)
         if want == got:
             continue
-        label = attempt.derivation.label
+        label = attempt.work.derivation.label
         if want is None or got is None:
             state = "is not pinned" if want is None else "is missing"
             return DigestMismatch(f"{label}: the file {path} {state}", path=path)
@@ -467,4 +427,4 @@ def _mismatch(attempt: _Attempt, entries: tuple[Entry, ...]) -> MmError:
             expected=want.sha256,
             actual=got.sha256,
         )
-    return DigestMismatch(f"{attempt.derivation.label}: the output is not as pinned")
+    return DigestMismatch(f"{attempt.work.derivation.label}: the output is not as pinned")

@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mmadmin.core.build.derivation import graph_from_json, graph_to_json, topological
+from mmadmin.core.build.rebuild import load_graph
 from mmadmin.core.build.recipe import Json
+from mmadmin.core.callbacks import Progress, Report, silent
 from mmadmin.core.canonical import canonical, parse
 from mmadmin.core.errors import InvalidInput, MmError, NotFound, StoreCorrupt
 from mmadmin.core.store.claims import SigningKey, Trust
-from mmadmin.core.store.depot import Folder, Say, quiet
-from mmadmin.core.store.ingest import Progress, silent
+from mmadmin.core.store.depot import Folder
 from mmadmin.core.store.layout import check_object_name
 from mmadmin.core.store.push import Pushed, push
 from mmadmin.core.store.records import Realisation, realisation_from_json
@@ -48,10 +49,10 @@ def export_bundle(
     extra: Json = None,
     signer: SigningKey | None = None,
     progress: Progress = silent,
-    say: Say = quiet,
+    report: Report = silent,
 ) -> Pushed:
     """Write an object with all it needs into a folder; goes on where it was interrupted."""
-    done = push(store, [name], Folder(folder), signer=signer, progress=progress, say=say)
+    done = push(store, [name], Folder(folder), signer=signer, progress=progress, report=report)
     records, graph = _history(store, name)
     data = {
         "version": BUNDLE_VERSION,
@@ -89,7 +90,7 @@ def read_bundle(folder: Path) -> Bundle:
 
 
 def import_bundle(
-    store: Store, folder: Path, *, progress: Progress = silent, say: Say = quiet
+    store: Store, folder: Path, *, progress: Progress = silent, report: Report = silent
 ) -> Bundle:
     """Take over an exported object with all it needs, and the records of how it came about.
 
@@ -102,7 +103,7 @@ def import_bundle(
         goal = graph_from_json(bundle.graph)
         derivations = {d.digest: d for d in topological(goal)}
     with store.lease(f"import of {bundle.object[65:]}") as lease:
-        substituter = Substituter(store, [Folder(folder)], Trust({}), progress, say)
+        substituter = Substituter(store, [Folder(folder)], Trust({}), progress, report)
         if not substituter.pull(bundle.object, lease):
             raise StoreCorrupt(
                 f"{folder} does not hold all of {bundle.object[65:]}",
@@ -117,8 +118,6 @@ def import_bundle(
 
 def _history(store: Store, name: str) -> tuple[list[Realisation], Json]:
     """The records of an object and of the steps below it, and its derivations as a graph."""
-    from mmadmin.core.build.rebuild import load_graph  # noqa: PLC0415 (it builds on the store)
-
     for record in store.realisations_of(name):
         try:
             goal = load_graph(store, record.derivation)

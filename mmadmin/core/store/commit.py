@@ -14,20 +14,18 @@ import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from mmadmin.core.build.derivation import Derivation
+from mmadmin.core.callbacks import Progress
 from mmadmin.core.store import tree
 from mmadmin.core.store.files import EPOCH, fsync_path, stamp
-from mmadmin.core.store.ingest import Progress, hash_file
+from mmadmin.core.store.ingest import hash_file
 from mmadmin.core.store.locks import file_lock
 from mmadmin.core.store.records import Realisation, StoreObject
 from mmadmin.core.store.rows import insert_derivation, insert_object, insert_realisation
 from mmadmin.core.store.staging import Staging
 from mmadmin.core.store.tree import Entry
-
-if TYPE_CHECKING:
-    from mmadmin.core.store.store import Store
+from mmadmin.core.store.writer import Writer
 
 
 def hash_tree(staging: Staging, known: Mapping[str, str], progress: Progress) -> tuple[Entry, ...]:
@@ -52,7 +50,7 @@ def hash_tree(staging: Staging, known: Mapping[str, str], progress: Progress) ->
 class Commit:
     """One object on its way into the store."""
 
-    store: Store
+    store: Writer
     staging: Staging
     name: str
     entries: tuple[Entry, ...]
@@ -102,7 +100,7 @@ class Commit:
     def _describe(self, found: StoreObject) -> None:
         """Record, claim, and the one transaction from which on it counts."""
         store = self.store
-        store.rewrite_record(found)
+        store.write_record(found)
         store.after("described")
         realisation = self.realise(self.name) if self.realise else None
         if realisation is not None:

@@ -12,26 +12,20 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
+from mmadmin.core.callbacks import Progress, silent
 from mmadmin.core.errors import DigestMismatch, SourceUnavailable, StoreCorrupt
 from mmadmin.core.store.files import HALF_WRITTEN, fsync_path
-from mmadmin.core.store.ingest import Progress, copy_hashing, silent
+from mmadmin.core.store.ingest import copy_hashing
 from mmadmin.core.store.tree import Entry
-
-Say = Callable[[str], None]
 
 HALF_WRITTEN_S = 86400
 """A file that nobody wrote to for so long was left by a push that was killed."""
 SMALL_BYTES = 16 << 20
 """No claim or record is larger."""
-
-
-def quiet(line: str) -> None:
-    """Say nothing."""
 
 
 def claim_path(resolved_key: str) -> str:

@@ -15,10 +15,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from mmadmin.core.callbacks import Report, silent
 from mmadmin.core.canonical import canonical, parse
 from mmadmin.core.errors import DiskFull, InvalidDerivation
 from mmadmin.core.process_identity import ProcessIdentity
-from mmadmin.core.store.locks import WaitHook, file_lock, holder_from, no_wait
+from mmadmin.core.store.locks import file_lock, holder_from
 
 BLOCK_BYTES = 512
 """Unit of `st_blocks` (stat(2))."""
@@ -103,7 +104,7 @@ class Disk:
         owner: str,
         covers: Path | None = None,
         wait_s: float = 0,
-        on_wait: WaitHook = no_wait,
+        on_wait: Report = silent,
     ) -> Iterator[None]:
         """Hold a promise of `size_bytes`; raises `DiskFull` when it cannot be given in `wait_s`.
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from mmadmin.core.errors import InvalidDerivation, StoreCorrupt
 from mmadmin.core.store.layout import HEX_LENGTH
 from mmadmin.core.store.rows import inputs_from_text
-from mmadmin.core.store.store import Store
+from mmadmin.core.store.writer import Writer
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class _Record:
     inputs: tuple[str, ...] | None
 
 
-def useless(store: Store, kept: AbstractSet[str], before: float) -> list[str]:
+def useless(store: Writer, kept: AbstractSet[str], before: float) -> list[str]:
     """Keys of the records that are of no use when only the objects `kept` are here.
 
     Left are records that were written at `before` (Unix seconds) or later, and all of them while
@@ -72,14 +72,14 @@ def _useful(records: Iterable[_Record], kept: AbstractSet[str]) -> set[str] | No
     return useful
 
 
-def _written(store: Store, key: str) -> float:
+def _written(store: Writer, key: str) -> float:
     try:
         return store.layout.realisation(key).stat().st_mtime
     except FileNotFoundError:  # a killed collection got so far
         return 0
 
 
-def loose_derivations(store: Store, forgotten: Iterable[str], before: float) -> list[str]:
+def loose_derivations(store: Writer, forgotten: Iterable[str], before: float) -> list[str]:
     """Digests of derivations that no record but the forgotten leads to; raises `StoreCorrupt`.
 
     Left are those that were written at `before` or later. Empty when nothing is forgotten.
@@ -102,7 +102,7 @@ def loose_derivations(store: Store, forgotten: Iterable[str], before: float) -> 
     )
 
 
-def _inputs_of(store: Store, digest: str) -> list[str]:
+def _inputs_of(store: Writer, digest: str) -> list[str]:
     try:
         row = store.derivation(digest)
         return list(row["inputs"].values()) if row is not None else []
@@ -113,7 +113,7 @@ def _inputs_of(store: Store, digest: str) -> list[str]:
         ) from error
 
 
-def forget(store: Store, keys: Iterable[str], derivations: Iterable[str]) -> None:
+def forget(store: Writer, keys: Iterable[str], derivations: Iterable[str]) -> None:
     """Remove records; the caller holds builds off. If it is killed, the next one does the rest."""
     derivations = list(derivations)
     for digest in derivations:

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mmadmin.core.callbacks import Report, silent
 from mmadmin.core.errors import DiskFull, StoreCorrupt
 from mmadmin.core.store.disk import BLOCK_BYTES
 from mmadmin.core.store.files import HALF_WRITTEN, unlink_tree
@@ -31,11 +32,11 @@ from mmadmin.core.store.leftovers import (
     remove_free_locks,
     remove_leftovers,
 )
-from mmadmin.core.store.locks import WaitHook, file_lock, no_wait
+from mmadmin.core.store.locks import file_lock
 from mmadmin.core.store.records import Root
 from mmadmin.core.store.rows import remove_objects
 from mmadmin.core.store.runtime import in_use
-from mmadmin.core.store.store import Store
+from mmadmin.core.store.writer import Writer
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,7 @@ class Collected:
         }
 
 
-def mark(store: Store, graph: Graph, roots: Iterable[Root]) -> set[str]:
+def mark(store: Writer, graph: Graph, roots: Iterable[Root]) -> set[str]:
     """The names of everything that the roots need; `StoreCorrupt` when a record is not sound.
 
     A root or a kept object that names something which is not here, and a kept object whose record
@@ -96,7 +97,7 @@ def mark(store: Store, graph: Graph, roots: Iterable[Root]) -> set[str]:
     return live
 
 
-def _check_record(store: Store, name: str, references: Iterable[str]) -> None:
+def _check_record(store: Writer, name: str, references: Iterable[str]) -> None:
     """The record beside a kept object must say what the index says."""
     try:
         with open(store.layout.sidecar(name), "rb") as file:  # noqa: PTH123 (ten thousand of them)
@@ -114,13 +115,13 @@ def _check_record(store: Store, name: str, references: Iterable[str]) -> None:
 
 
 def collect(
-    store: Store,
+    store: Writer,
     *,
     dry_run: bool = False,
     older_than_s: float = 0,
     max_free_bytes: int | None = None,
     look: Look = in_use,
-    on_wait: WaitHook = no_wait,
+    on_wait: Report = silent,
     now: float | None = None,
     leftover_s: float | None = None,
 ) -> Collected:
@@ -176,7 +177,7 @@ def collect(
     )
 
 
-def make_room(store: Store, refusal: DiskFull) -> None:
+def make_room(store: Writer, refusal: DiskFull) -> None:
     """Collect just so much as a refused promise of room lacked (what `Store.reserve` does)."""
     lacking = (
         refusal.details["need_bytes"]
@@ -187,13 +188,7 @@ def make_room(store: Store, refusal: DiskFull) -> None:
     collect(store, max_free_bytes=max(1, lacking))
 
 
-def ensure_free(store: Store, want_bytes: int, *, look: Look = in_use) -> Collected | None:
-    """Collect just so much that `want_bytes` are free, if they are not; None when they were."""
-    short = want_bytes - store.free_bytes()
-    return collect(store, max_free_bytes=short, look=look) if short > 0 else None
-
-
-def _dead(store: Store, look: Look, recent: float) -> tuple[Graph, list[Root], set[str]]:
+def _dead(store: Writer, look: Look, recent: float) -> tuple[Graph, list[Root], set[str]]:
     """The graph, the roots, and the objects that neither a root nor anything recent needs."""
     roots = all_roots(store, look)
     graph = read_graph(store)
@@ -202,7 +197,7 @@ def _dead(store: Store, look: Look, recent: float) -> tuple[Graph, list[Root], s
     return graph, roots, set(graph.sealed_at) - live - graph.closure(young)
 
 
-def _choose(store: Store, graph: Graph, dead: set[str], max_free_bytes: int | None) -> list[str]:
+def _choose(store: Writer, graph: Graph, dead: set[str], max_free_bytes: int | None) -> list[str]:
     """Dead objects in the order in which they may go: users before what they need, oldest first."""
     users: dict[str, int] = dict.fromkeys(dead, 0)
     for name in dead:
@@ -235,7 +230,7 @@ class _Links:
     blobs: dict[str, list[BlobKey]] = field(default_factory=lambda: defaultdict(list))
 
 
-def _links(store: Store, dead: set[str]) -> _Links:
+def _links(store: Writer, dead: set[str]) -> _Links:
     links = _Links()
     with store.index.read() as index:
         rows = index.execute(
@@ -264,7 +259,7 @@ def _counted_out(links: _Links | None, name: str) -> int:
 
 
 def _forgettable(
-    store: Store, graph: Graph, chosen: Iterable[str], max_free_bytes: int | None, recent: float
+    store: Writer, graph: Graph, chosen: Iterable[str], max_free_bytes: int | None, recent: float
 ) -> list[str]:
     """Records of steps that lead to nothing once `chosen` are gone.
 
@@ -275,7 +270,7 @@ def _forgettable(
     return useless(store, graph.sealed_at.keys() - set(chosen), recent)
 
 
-def _remove_objects(store: Store, names: list[str]) -> None:
+def _remove_objects(store: Writer, names: list[str]) -> None:
     """Rows first, in one transaction: from then on the objects do not exist."""
     with store.index.write() as index:
         remove_objects(index, names)
@@ -290,7 +285,7 @@ def _remove_objects(store: Store, names: list[str]) -> None:
         store.after("object trashed")
 
 
-def _remove_garbage(store: Store) -> None:
+def _remove_garbage(store: Writer) -> None:
     """What killed commits and collections left: paths without a row, records half written."""
     with store.index.read() as index:
         known = {row[0] for row in index.execute("SELECT name FROM object")}
@@ -304,7 +299,7 @@ def _remove_garbage(store: Store) -> None:
             path.unlink(missing_ok=True)
 
 
-def _loose_blobs(store: Store, *, without: set[str], recent: float) -> list[Path]:
+def _loose_blobs(store: Writer, *, without: set[str], recent: float) -> list[Path]:
     """Blobs that no object uses once `without` are gone.
 
     One that came on its own (a pin that did not fit) and later than `recent` is left.
@@ -323,7 +318,7 @@ def _loose_blobs(store: Store, *, without: set[str], recent: float) -> list[Path
     return found
 
 
-def _blobs(store: Store) -> Iterator[tuple[Path, BlobKey]]:
+def _blobs(store: Writer) -> Iterator[tuple[Path, BlobKey]]:
     for folder in sorted(store.layout.blobs.iterdir()):
         with os.scandir(folder) as items:
             for item in items:
@@ -331,7 +326,7 @@ def _blobs(store: Store) -> Iterator[tuple[Path, BlobKey]]:
                     yield Path(item.path), (item.name[:64], item.name.endswith("-x"))
 
 
-def _discard_unused(store: Store, blobs: Iterable[Path]) -> list[Path]:
+def _discard_unused(store: Writer, blobs: Iterable[Path]) -> list[Path]:
     """Discard blobs unless a build took one up since it was listed."""
     gone = []
     for path in blobs:
@@ -345,7 +340,7 @@ def _discard_unused(store: Store, blobs: Iterable[Path]) -> list[Path]:
     return gone
 
 
-def _would_free(store: Store, chosen: Iterable[str], blobs: Iterable[Path]) -> int:
+def _would_free(store: Writer, chosen: Iterable[str], blobs: Iterable[Path]) -> int:
     """Bytes of the disk that vanish with these objects and blobs."""
     links: dict[int, int] = defaultdict(int)
     for name in chosen:
@@ -361,7 +356,7 @@ def _would_free(store: Store, chosen: Iterable[str], blobs: Iterable[Path]) -> i
     return freed
 
 
-def _empty_trash(store: Store) -> int:
+def _empty_trash(store: Writer) -> int:
     """Unlink what lies in the trash; bytes whose last link went."""
     freed = 0
     for path in list(store.layout.trash.iterdir()):

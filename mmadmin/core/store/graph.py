@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from mmadmin.core.store.reader import Reader
 from mmadmin.core.store.records import Root
 from mmadmin.core.store.runtime import InUse, in_use
-from mmadmin.core.store.store import Store
 
 Look = Callable[[Path, Path], Iterable[InUse]]
 """Finds what running processes use (`runtime.in_use`)."""
@@ -37,7 +37,7 @@ class Graph:
         return found
 
 
-def read_graph(store: Store) -> Graph:
+def read_graph(store: Reader) -> Graph:
     """All objects and references, in one transaction."""
     graph = Graph()
     with store.index.snapshot() as index:
@@ -47,7 +47,7 @@ def read_graph(store: Store) -> Graph:
     return graph
 
 
-def all_roots(store: Store, look: Look = in_use) -> list[Root]:
+def all_roots(store: Reader, look: Look = in_use) -> list[Root]:
     """Everything that keeps an object, with its reason: asked for, leased, or running."""
     roots = store.roots()
     for lease in store.leases(strict=True):
@@ -70,7 +70,7 @@ def all_roots(store: Store, look: Look = in_use) -> list[Root]:
     return roots
 
 
-def _objects_of_blobs(store: Store, blobs: set[BlobKey]) -> dict[BlobKey, list[str]]:
+def _objects_of_blobs(store: Reader, blobs: set[BlobKey]) -> dict[BlobKey, list[str]]:
     found = {}
     with store.index.read() as index:
         for sha256, executable in blobs:

@@ -10,20 +10,14 @@ import hashlib
 import os
 import queue
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from mmadmin.core.callbacks import Progress, silent
+
 BUFFER_BYTES = 1 << 20
 BUFFERS = 16
-
-Progress = Callable[[int, int], None]
-"""(bytes done, bytes in all); may raise to stop."""
-
-
-def silent(done: int, total: int) -> None:
-    """Report nothing."""
 
 
 class HashThread:

@@ -14,14 +14,14 @@ from pathlib import Path
 from mmadmin.core.store.disk import BLOCK_BYTES
 from mmadmin.core.store.files import unlink_tree
 from mmadmin.core.store.locks import file_lock
-from mmadmin.core.store.store import Store
+from mmadmin.core.store.writer import Writer
 
 DAY_S = 86400
 DEFAULTS_S = {"logs": 30 * DAY_S, "quarantine": 30 * DAY_S, "downloads": 7 * DAY_S}
 """By folder, so long is it kept after it was last touched."""
 
 
-def find_leftovers(store: Store, now: float, age_s: float | None) -> list[Path]:
+def find_leftovers(store: Writer, now: float, age_s: float | None) -> list[Path]:
     """What nobody touched for `age_s`, or for as long as is usual for its kind."""
     found = []
     for folder, usual_s in DEFAULTS_S.items():
@@ -36,7 +36,7 @@ def find_leftovers(store: Store, now: float, age_s: float | None) -> list[Path]:
     return sorted(found)
 
 
-def remove_leftovers(store: Store, paths: Iterable[Path]) -> tuple[list[Path], int]:
+def remove_leftovers(store: Writer, paths: Iterable[Path]) -> tuple[list[Path], int]:
     """Remove them, except downloads that someone goes on with: what went, and its bytes."""
     gone, freed = [], 0
     for path in paths:
@@ -52,7 +52,7 @@ def remove_leftovers(store: Store, paths: Iterable[Path]) -> tuple[list[Path], i
     return gone, freed
 
 
-def remove_free_locks(store: Store) -> None:
+def remove_free_locks(store: Writer) -> None:
     """Remove the files of locks that nobody holds; a holder that was killed leaves its file."""
     for path in store.layout.locks.glob("*.lock"):
         with suppress(_Busy), file_lock(path, on_wait=_give_up):
@@ -67,7 +67,7 @@ def _give_up(_holder: str) -> None:
     raise _Busy
 
 
-def _transfers(store: Store, path: Path) -> list[Path]:
+def _transfers(store: Writer, path: Path) -> list[Path]:
     """The locks of whoever may be writing to a download (`host.download`, `store.substitute`)."""
     if path.parent != store.layout.downloads:
         return []

@@ -14,24 +14,18 @@ import fcntl
 import os
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from mmadmin.core.callbacks import Report, silent
 from mmadmin.core.canonical import canonical, parse
 from mmadmin.core.errors import InvalidDerivation, StoreCorrupt
 from mmadmin.core.process_identity import ProcessIdentity, process_identity_from, start_time
 
-WaitHook = Callable[[str], None]
-"""Told who holds the lock, now and then while it is waited for; may raise to stop waiting."""
-
 POLL_S = 0.05
 REPORT_EVERY_S = 2.0
-
-
-def no_wait(holder: str) -> None:
-    """Wait in silence."""
 
 
 @contextmanager
@@ -39,16 +33,16 @@ def file_lock(
     path: Path,
     *,
     shared: bool = False,
-    on_wait: WaitHook = no_wait,
-    tell_every_s: float = REPORT_EVERY_S,
+    on_wait: Report = silent,
+    report_every_s: float = REPORT_EVERY_S,
     owner: str = "",
 ) -> Iterator[int]:
     """Hold a lock on `path`, made if absent; yields the descriptor, for children to inherit.
 
     Looks every `POLL_S` until it is free; `on_wait` hears who holds it, at once and then at the
-    first look after each `tell_every_s` (0: at every look).
+    first look after each `report_every_s` (0: at every look).
     """
-    fd = _locked(path, shared=shared, on_wait=on_wait, tell_every_s=tell_every_s)
+    fd = _locked(path, shared=shared, on_wait=on_wait, report_every_s=report_every_s)
     try:
         if not shared:
             os.ftruncate(fd, 0)
@@ -61,7 +55,7 @@ def file_lock(
         os.close(fd)
 
 
-def _locked(path: Path, *, shared: bool, on_wait: WaitHook, tell_every_s: float) -> int:
+def _locked(path: Path, *, shared: bool, on_wait: Report, report_every_s: float) -> int:
     wanted = (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB
     report_at = 0.0
     while True:
@@ -73,7 +67,7 @@ def _locked(path: Path, *, shared: bool, on_wait: WaitHook, tell_every_s: float)
             os.close(fd)
             if time.monotonic() >= report_at:
                 on_wait(holder or "another process")
-                report_at = time.monotonic() + tell_every_s
+                report_at = time.monotonic() + report_every_s
             time.sleep(POLL_S)
             continue
         except BaseException:

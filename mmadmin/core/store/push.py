@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from mmadmin.core.callbacks import Progress, Report, silent
 from mmadmin.core.canonical import canonical
 from mmadmin.core.errors import Conflict, NotFound
 from mmadmin.core.store.claims import Claim, SigningKey, claim_from_bytes
 from mmadmin.core.store.depot import (
-    Say,
     WritableDepot,
     bytes_path,
     claim_path,
-    quiet,
     record_path,
 )
-from mmadmin.core.store.ingest import Progress, silent
 from mmadmin.core.store.records import Realisation, StoreObject
 from mmadmin.core.store.several import ALONE_BYTES, Meter, several_at_once
 from mmadmin.core.store.store import Store
@@ -40,7 +38,7 @@ def push(
     *,
     signer: SigningKey | None = None,
     progress: Progress = silent,
-    say: Say = quiet,
+    report: Report = silent,
 ) -> Pushed:
     """Put objects with all they need into a depot: blobs, then records, then claims.
 
@@ -54,7 +52,7 @@ def push(
             raise NotFound(f"the store has no object {gone[0]}")
         objects = [_object(store, name) for name in wanted]
         blobs = _lacking(objects, depot)
-        _send(store, blobs, depot, progress, say)
+        _send(store, blobs, depot, progress, report)
         for found in objects:
             record = canonical(store.record_of(found))
             if not depot.has(record_path(found.name), len(record)):
@@ -83,7 +81,7 @@ def _lacking(objects: Iterable[StoreObject], depot: WritableDepot) -> list[_Blob
 
 
 def _send(
-    store: Store, blobs: Iterable[_Blob], depot: WritableDepot, progress: Progress, say: Say
+    store: Store, blobs: Iterable[_Blob], depot: WritableDepot, progress: Progress, report: Report
 ) -> None:
     """Large files one after another, small ones several at once."""
     blobs = list(blobs)
@@ -91,7 +89,7 @@ def _send(
 
     def send(blob: _Blob) -> None:
         entry = blob.entry
-        say(f"{entry.path} of {blob.owner.name}")
+        report(f"{entry.path} of {blob.owner.name}")
         file = store.blob_path(entry.sha256, executable=entry.executable)
         source = file if file.exists() else blob.owner.path / entry.path
         with meter.one() as of_this:

@@ -27,6 +27,10 @@ class Reader:
         self.index = Index(self.layout.index)
         self._objects = str(self.layout.objects)
 
+    def close(self) -> None:
+        """Close this thread's connection to the index."""
+        self.index.close()
+
     def object_path(self, name: str) -> Path:
         """Where an object is, or would be."""
         return self.layout.object(name)

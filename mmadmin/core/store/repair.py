@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from mmadmin.core.callbacks import Report, silent
 from mmadmin.core.errors import MmError, StoreCorrupt
 from mmadmin.core.store.files import EPOCH, fsync_path, take_blob
 from mmadmin.core.store.ingest import hash_file
@@ -21,8 +22,6 @@ from mmadmin.core.store.staging import Staging
 from mmadmin.core.store.store import Store
 from mmadmin.core.store.tree import Entry
 from mmadmin.core.store.verify import Verdict, recorded, verify
-
-Say = Callable[[str], None]
 
 
 class BlobSource(Protocol):
@@ -67,7 +66,7 @@ def repair(
     damaged: Iterable[Verdict],
     sources: Sequence[BlobSource] = (),
     *,
-    say: Say = lambda _: None,
+    report: Report = silent,
 ) -> Repaired:
     """Mend objects: only the bad files are got again, everything else is put right in place."""
     mended: list[str] = []
@@ -80,19 +79,19 @@ def repair(
                 store.lock(f"object-{found.hash}", owner="repair"),
                 store.staging(lease) as staging,
             ):
-                work = _Repair(store, staging, found, sources, say, blobs)
+                work = _Repair(store, staging, found, sources, report, blobs)
                 try:
                     work.mend({p.path for p in verdict.problems})
                 except MmError as error:
                     failed.append((found.name, error.message))
-                    say(f"{found.name}: {error.message}")
+                    report(f"{found.name}: {error.message}")
                     continue
             left = verify(store, [found.name]).damaged
             if left:
                 failed.append((found.name, left[0].problems[0].words))
             else:
                 mended.append(found.name)
-                say(f"{found.name}: whole again")
+                report(f"{found.name}: whole again")
     return Repaired(tuple(mended), tuple(blobs), tuple(failed))
 
 
@@ -102,7 +101,7 @@ class _Repair:
     staging: Staging
     found: StoreObject
     sources: Sequence[BlobSource]
-    say: Say
+    report: Report
     blobs: list[tuple[str, str]]
 
     def mend(self, wrong: set[str]) -> None:
@@ -113,7 +112,7 @@ class _Repair:
                 good[entry.path] = self._good_blob(entry)
         with file_lock(self.store.layout.lock("gc"), shared=True):
             self._rebuild_tree(good)
-            self.store.rewrite_record(self.found)
+            self.store.write_record(self.found)
 
     def _good_blob(self, entry: Entry) -> Path:
         """The blob's path once its bytes are right, whatever that takes."""
@@ -130,13 +129,13 @@ class _Repair:
                 if not source.get(entry, self.found.name, fresh):
                     continue
             except MmError as error:
-                self.say(f"{source.label}: {error.message}")
+                self.report(f"{source.label}: {error.message}")
                 continue
             if _is_good(fresh, entry):
                 self.blobs.append((entry.sha256, source.label))
-                self.say(f"{entry.path} of {self.found.name}: got again from {source.label}")
+                self.report(f"{entry.path} of {self.found.name}: got again from {source.label}")
                 return self._install(fresh, blob, entry)
-            self.say(f"{source.label} gave other bytes for {entry.path}")
+            self.report(f"{source.label} gave other bytes for {entry.path}")
         raise StoreCorrupt(
             f"no source has the right bytes of {entry.path} ({entry.sha256[:12]}…)",
             remedy="pull it from another store, or build the generation again",

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
-from mmadmin.core.store.ingest import Progress
+from mmadmin.core.callbacks import Progress
 
 AT_ONCE = 8
 ALONE_BYTES = 8 << 20

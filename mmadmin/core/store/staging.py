@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import os
-from contextlib import ExitStack
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from mmadmin.core.callbacks import Report, silent
 from mmadmin.core.store.files import take_blob
-from mmadmin.core.store.locks import Lease, WaitHook, no_wait
+from mmadmin.core.store.locks import Lease
+from mmadmin.core.store.writer import Writer
 
-if TYPE_CHECKING:
-    from mmadmin.core.store.store import Store
+Reserve = Callable[..., AbstractContextManager[None]]
+"""Promises room (`Store.reserve`)."""
 
 
 class Staging:
     """A private attempt: what a step writes before it is sealed."""
 
-    def __init__(self, store: Store, folder: Path, lease: Lease, inherit: tuple[int, ...]) -> None:
+    def __init__(
+        self, store: Writer, reserve: Reserve, folder: Path, lease: Lease, inherit: tuple[int, ...]
+    ) -> None:
         self.folder = folder
         self.lease = lease
         self._store = store
+        self._reserve = reserve
         self._promises = ExitStack()
         self.inherit = inherit
         """Descriptors that programs should inherit (`pass_fds`): the locks outlive a kill."""
@@ -45,10 +50,10 @@ class Staging:
         """
         self._known[os.path.abspath(path)] = (sha256, _fingerprint(path.stat()))  # noqa: PTH100
 
-    def reserve(self, size_bytes: int, *, wait_s: float = 0, on_wait: WaitHook = no_wait) -> None:
+    def reserve(self, size_bytes: int, *, wait_s: float = 0, on_wait: Report = silent) -> None:
         """Promise room for what this attempt will write, until it ends; raises `DiskFull`."""
         self._promises.enter_context(
-            self._store.reserve(
+            self._reserve(
                 size_bytes,
                 owner=self.lease.owner,
                 covers=self.folder,

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from mmadmin.core.callbacks import Progress, Report, silent
 from mmadmin.core.errors import (
     DigestMismatch,
     MmError,
@@ -19,8 +20,8 @@ from mmadmin.core.errors import (
     StoreCorrupt,
 )
 from mmadmin.core.store.claims import Claim, Trust, claim_from_bytes
-from mmadmin.core.store.depot import Depot, Say, bytes_path, claim_path, quiet, record_path
-from mmadmin.core.store.ingest import Progress, copy_hashing, silent
+from mmadmin.core.store.depot import Depot, bytes_path, claim_path, record_path
+from mmadmin.core.store.ingest import copy_hashing
 from mmadmin.core.store.locks import Lease
 from mmadmin.core.store.records import Realisation, StoreObject, object_from_record
 from mmadmin.core.store.several import ALONE_BYTES, Meter, several_at_once
@@ -37,7 +38,7 @@ class Substituter:
     depots: Sequence[Depot]
     trust: Trust
     progress: Progress = silent
-    say: Say = quiet
+    report: Report = silent
     _claims: dict[str, Claim | None] = field(default_factory=dict)
     _down: set[int] = field(default_factory=set)
     """Places in `depots` of those that did not answer: not asked again by this one."""
@@ -46,7 +47,7 @@ class Substituter:
         return (depot for n, depot in enumerate(self.depots) if n not in self._down)
 
     def _note(self, depot: Depot, error: MmError) -> None:
-        self.say(f"{depot.label}: {error.message}")
+        self.report(f"{depot.label}: {error.message}")
         if isinstance(error, SourceUnavailable):
             self._down.update(n for n, one in enumerate(self.depots) if one is depot)
 

@@ -15,10 +15,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from mmadmin.core.callbacks import Progress, silent
 from mmadmin.core.canonical import parse
 from mmadmin.core.errors import InvalidDerivation, NotFound, StoreCorrupt
 from mmadmin.core.store.files import EPOCH
-from mmadmin.core.store.ingest import Progress, hash_file, silent
+from mmadmin.core.store.ingest import hash_file
 from mmadmin.core.store.records import StoreObject
 from mmadmin.core.store.store import Store
 from mmadmin.core.store.tree import Entry

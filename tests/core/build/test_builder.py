@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from mmadmin.core.build.builder import RootClaim, build, realise
+from mmadmin.core.build.builder import RootClaim, realise
 from mmadmin.core.build.derivation import Derivation
 from mmadmin.core.build.planner import plan
-from mmadmin.core.errors import Cancelled, Conflict, DigestMismatch, DiskFull, StepFailed
+from mmadmin.core.errors import Cancelled, DigestMismatch, DiskFull, StepFailed
 from mmadmin.core.store import Store
 from tests.core.workshop import Shop, Tools, Watch, damage, in_child, killer, pin, step, tools_for
 
@@ -120,25 +120,6 @@ def test_the_root_is_set_while_the_lease_holds(store: Store) -> None:
         ("generation", "x/1", done.object, "kept")
     ]
     assert store.leases() == []
-
-
-def test_one_step_wants_its_inputs(store: Store) -> None:
-    """Building one derivation alone is refused until its inputs are there."""
-    shop = Shop()
-    one = step("a")
-    with pytest.raises(Conflict, match="write a"):
-        build(step("b", x=one), store, tools_for, recipe_of=shop.recipe_of)
-    build(one, store, tools_for, recipe_of=shop.recipe_of)
-    events: list[str] = []
-    for _ in range(2):
-        build(
-            step("b", x=one),
-            store,
-            tools_for,
-            recipe_of=shop.recipe_of,
-            on_event=lambda event, _: events.append(event),
-        )
-    assert events == ["building", "built", "cached"]
 
 
 def test_a_failed_step_leaves_nothing_behind(store: Store) -> None:
@@ -326,26 +307,6 @@ def test_builders_of_different_things_do_not_wait_for_each_other(store: Store) -
         go_on.set()
         thread.join()
     assert done == ["a"]
-
-
-def test_waiting_says_who_builds(store: Store) -> None:
-    """Whoever waits hears who holds the lock, and may stop waiting."""
-    shop = Shop()
-    one = step("a")
-    key = one.resolved_key({})
-    heard: list[str] = []
-
-    class Enough(Exception):
-        pass
-
-    def hear(event: str, detail: str) -> None:
-        heard.append(f"{event}: {detail}")
-        raise Enough
-
-    with store.lock(f"build-{key}", owner="build 7"), pytest.raises(Enough):
-        build(one, store, tools_for, recipe_of=shop.recipe_of, on_event=hear)
-    assert heard == ["waiting: build 7"]
-    build(one, store, tools_for, recipe_of=shop.recipe_of)
 
 
 class Waiter(Watch):

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from mmadmin.core.build.builder import build
+from mmadmin.core.build.builder import realise
 from mmadmin.core.build.derivation import Derivation
 from mmadmin.core.build.outputs import check_mentions
 from mmadmin.core.build.recipe import Determinism, FixedFile, Params, Toolbox
 from mmadmin.core.errors import StepFailed
 from mmadmin.core.store import Staging, Store
+from tests.core.workshop import Watch
 from tests.support.tools import NoTools
 
 
@@ -59,9 +60,7 @@ def realised(store: Store, recipe: Writes, text: str) -> str:
 
     below = Derivation("below", "writes", 1, {"text": "plain"}, {})
     above = Derivation("above", "writes", 1, {"text": text}, {"one": below})
-    for derivation in (below, above):
-        record = build(derivation, store, hands, recipe_of=lambda _kind: recipe)
-    return record.object
+    return realise(above, store, hands, Watch(), recipe_of=lambda _kind: recipe).object
 
 
 @pytest.mark.parametrize(

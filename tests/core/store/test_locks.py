@@ -60,7 +60,7 @@ def test_who_waits_may_be_asked_at_every_look(tmp_path: Path) -> None:
     with (
         file_lock(path, owner="build 3"),
         pytest.raises(Busy),
-        file_lock(path, on_wait=hear, tell_every_s=0),
+        file_lock(path, on_wait=hear, report_every_s=0),
     ):
         pass
     assert heard == ["build 3"] * 3

@@ -276,23 +276,6 @@ def test_roots_say_what_is_kept_and_why(store: Store) -> None:
         store.roots()
 
 
-def test_objects_move_between_stores(store: Store, tmp_path: Path) -> None:
-    """Linked on one file system, with references first; the same name comes out."""
-    a = add(store, "a", {"f": b"a", "bin/x*": b"x", "l": "f"})
-    b = add(store, "b", {"f": b"b"}, refs=[a.name])
-    other = Store(tmp_path / "other", floor_bytes=0)
-    with other.lease("t") as lease:
-        with pytest.raises(NotFound, match="needs"):
-            other.copy_object_from(store, b.name, lease)
-        for name in (a.name, b.name, a.name):
-            assert other.copy_object_from(store, name, lease).name == name
-        with pytest.raises(NotFound):
-            other.copy_object_from(store, f"{'0' * 64}-gone", lease)
-    assert damage(other) == []
-    assert other.closure(b.name) == store.closure(b.name)
-    assert (other.object_path(a.name) / "f").samefile(a.path / "f")
-
-
 def test_names_cannot_leave_the_store(store: Store) -> None:
     """Object names and digests are checked before they become paths."""
     for name in ("", "x", "../../etc", f"{'0' * 64}", f"{'0' * 64}-a/b", f"{'Z' * 64}-x"):

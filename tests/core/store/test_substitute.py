@@ -159,7 +159,7 @@ def test_claims_without_enough_trusted_signatures_are_refused(
     fill(store, depot, *signers)
     shop = Shop()
     said: list[str] = []
-    substituter = Substituter(other, [depot], trust, say=said.append)
+    substituter = Substituter(other, [depot], trust, report=said.append)
     realise(goal(), other, tools_for, Watch(), recipe_of=shop.recipe_of, substituter=substituter)
     assert "model" in shop.ran
     assert any("trusted signatures that are needed" in line for line in said)
@@ -186,7 +186,7 @@ def test_signatures_cannot_be_replayed(store: Store, other: Store, depot: Watche
     model, system = claims["model"], claims["system"]
     depot.write(claim_path(system.resolved_key), model.as_bytes())
     said: list[str] = []
-    substituter = Substituter(other, [depot], TRUST, say=said.append)
+    substituter = Substituter(other, [depot], TRUST, report=said.append)
     assert substituter.claim(system.resolved_key) is None
     assert "claim of another step" in said[0]
 
@@ -217,7 +217,7 @@ def test_swapped_bytes_are_refused_and_the_next_depot_is_asked(
         depot.hands.replace(blob, evil[size])
     said: list[str] = []
     shop = Shop()
-    substituter = Substituter(other, [depot, right], TRUST, say=said.append)
+    substituter = Substituter(other, [depot, right], TRUST, report=said.append)
     realise(goal(), other, tools_for, Watch(), recipe_of=shop.recipe_of, substituter=substituter)
     assert shop.ran == []
     assert any("gave bytes with sha256" in line or "has another file" in line for line in said)
@@ -234,7 +234,7 @@ def test_a_swapped_record_is_refused(store: Store, other: Store, depot: Watched)
     depot.write(record_path(model), json.dumps({**record, "name": model}).encode())
     said: list[str] = []
     with other.lease("t") as lease:
-        assert not Substituter(other, [depot], TRUST, say=said.append).pull(model, lease)
+        assert not Substituter(other, [depot], TRUST, report=said.append).pull(model, lease)
     assert "does not describe the object of its name" in said[0]
 
 

@@ -150,7 +150,7 @@ def test_repair_gets_just_the_bad_file_from_the_first_source_that_is_right(
         Shelf("never asked", b""),
     ]
     said: list[str] = []
-    done = repair(store, verify(store, contents=True).damaged, sources, say=said.append)
+    done = repair(store, verify(store, contents=True).damaged, sources, report=said.append)
     assert (done.failed, [source for _, source in done.blobs]) == ((), ["right"])
     assert [shelf.asked for shelf in sources] == [["m.gguf"]] * 4 + [[]]
     assert any("liar gave other bytes" in line for line in said)
