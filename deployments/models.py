@@ -22,7 +22,6 @@ from mmadmin.core.generations.activation import Walk, may_cancel, resumed
 from mmadmin.core.generations.lifecycle import GenerationState, JobState, waits_words
 from mmadmin.core.generations.trial import END, MINUTES, Phase, Standing, standing
 from mmadmin.core.process_identity import ProcessIdentity
-from mmadmin.core.spec.spec import parse_spec
 
 
 class Role(models.TextChoices):
@@ -226,6 +225,8 @@ class Generation(models.Model):
     @property
     def public_name(self) -> str:
         """The model name that clients send while it is live. Raises `InvalidSpec`."""
+        from mmadmin.core.spec.spec import parse_spec
+
         return parse_spec(self.spec_toml).public_name
 
 

@@ -121,7 +121,7 @@ def test_init_prepares_and_starts_nothing(tmp_path: Path) -> None:
     }
 
     def mm(*words: str) -> subprocess.CompletedProcess[str]:
-        argv = [sys.executable, "-c", "from mmadmin.cli.main import main; main()", *words]
+        argv = [sys.executable, "-c", "from mmadmin.cli.entry import main; main()", *words]
         return subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
 
     for _ in range(2):

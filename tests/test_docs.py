@@ -164,7 +164,7 @@ def test_the_version_is_the_newest_of_the_changelog() -> None:
     newest = re.search(r"^## \[(\d+\.\d+\.\d+)\]", text, re.MULTILINE)
     assert newest
     done = subprocess.run(
-        [sys.executable, "-c", "from mmadmin.cli.main import main; main()", "--version"],
+        [sys.executable, "-c", "from mmadmin.cli.entry import main; main()", "--version"],
         cwd=ROOT,
         capture_output=True,
         text=True,

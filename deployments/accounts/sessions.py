@@ -9,7 +9,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from django.contrib.auth import SESSION_KEY
+from django.contrib.auth import SESSION_KEY, user_logged_in
 from django.contrib.sessions.backends.db import SessionStore as DatabaseStore
 from django.http import HttpRequest
 from django.utils import timezone
@@ -52,3 +52,6 @@ def note_login(request: HttpRequest, **_: object) -> None:
     request.session[ADDRESS] = client_address(request)
     request.session[AGENT] = request.headers.get("User-Agent", "")[:AGENT_CHARACTERS]
     request.session[BEGAN] = timezone.now().isoformat()
+
+
+user_logged_in.connect(note_login)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django.conf import settings
 from django.db import IntegrityError, transaction
@@ -26,7 +26,9 @@ from deployments.models import (
 )
 from mmadmin.core.errors import Conflict, InvalidInput, InvalidSpec, NotFound
 from mmadmin.core.generations.lifecycle import GenerationState, JobState
-from mmadmin.core.spec.spec import Spec, parse_spec
+
+if TYPE_CHECKING:
+    from mmadmin.core.spec.spec import Spec
 
 
 def deploy(actor: User, spec_toml: str, *, reason: str, activate: bool = True) -> Generation:
@@ -34,6 +36,8 @@ def deploy(actor: User, spec_toml: str, *, reason: str, activate: bool = True) -
 
     Creates the deployment the first time. With `activate` it goes live once it is built.
     """
+    from mmadmin.core.spec.spec import parse_spec
+
     require(actor, Role.OPERATOR)
     spec = parse_spec(spec_toml)
     with transaction.atomic():
@@ -77,6 +81,8 @@ def import_generation(
     `recorded` are fields of `Generation` as they were there: lock, graph, host_facts, command,
     template, size_bytes. Creates the deployment the first time; activates nothing.
     """
+    from mmadmin.core.spec.spec import parse_spec
+
     require(actor, Role.OPERATOR)
     spec = parse_spec(spec_toml)
     with transaction.atomic():
@@ -199,6 +205,8 @@ def _announce_build(build: Build) -> None:
 
 def plan(actor: User, spec_toml: str) -> Build:
     """Ask the host's worker what a deploy of this spec would build and fetch; changes nothing."""
+    from mmadmin.core.spec.spec import parse_spec
+
     require(actor, Role.OPERATOR)
     spec = parse_spec(spec_toml)
     with transaction.atomic():

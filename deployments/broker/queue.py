@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import logging
 
-from celery import current_app
 from django.db import transaction
 from django.utils import timezone
-from kombu.exceptions import OperationalError
 
 from deployments.models import Activation, Browse, Build, Care, Trial
 
@@ -34,9 +32,13 @@ def enqueue_on_commit(job: AnyJob) -> None:
 
 def send(job: AnyJob) -> bool:
     """Send the job's id now; False (and logged) when the broker does not take it."""
+    from kombu.exceptions import OperationalError
+
+    from mmadmin.celery import app
+
     model = type(job)
     try:
-        current_app.send_task(TASKS[model], args=[job.pk], queue=job.host.queue, retry=False)
+        app.send_task(TASKS[model], args=[job.pk], queue=job.host.queue, retry=False)
     except (OperationalError, OSError) as error:
         log.warning("%s %s waits for the broker: %s", model.__name__, job.pk, error)
         return False

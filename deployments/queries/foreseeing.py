@@ -5,25 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from typing import TYPE_CHECKING
 
 from django.conf import settings
 
 from deployments.models import Deployment, Generation, Replica, ReplicaState, User
 from deployments.queries.looking import deployment_named, recorded, require
 from mmadmin.core.errors import MmError, NotFound
-from mmadmin.core.fit.facts import HostFacts, host_facts_from_json
-from mmadmin.core.fit.placement import Running
-from mmadmin.core.fit.preview import (
-    Footprint,
-    Foresight,
-    Load,
-    Situation,
-    footprint_from_json,
-    foresee,
-    load_time,
-)
-from mmadmin.core.spec.spec import ActivationSpec, Spec, parse_spec
-from mmadmin.core.store import Store
+
+if TYPE_CHECKING:
+    from mmadmin.core.fit.facts import HostFacts
+    from mmadmin.core.fit.placement import Running
+    from mmadmin.core.fit.preview import Footprint, Foresight, Load
+    from mmadmin.core.spec.spec import Spec
+
 
 LOADS_LOOKED_AT = 10
 """How fast a host reads is learned from so many of its newest generations that were measured."""
@@ -50,6 +45,9 @@ def preview(actor: User, name: str, number: int | None = None) -> Preview:
 
     Raises `NotFound` when there is no such generation, or none to go back to.
     """
+    from mmadmin.core.fit.preview import Situation, foresee
+    from mmadmin.core.spec.spec import ActivationSpec
+
     require(actor)
     of = deployment_named(name)
     target = _generation(of, number) if number is not None else of.rollback_target()
@@ -110,6 +108,8 @@ def preview(actor: User, name: str, number: int | None = None) -> Preview:
 
 def _facts(of: Deployment) -> HostFacts | None:
     """What its host reported; None when it did not, or an earlier version did in another form."""
+    from mmadmin.core.fit.facts import host_facts_from_json
+
     try:
         return host_facts_from_json(of.host.facts) if of.host.facts else None
     except (TypeError, KeyError):
@@ -121,6 +121,8 @@ def _generation(of: Deployment, number: int) -> Generation | None:
 
 
 def _spec(target: Generation) -> Spec | None:
+    from mmadmin.core.spec.spec import parse_spec
+
     try:
         return parse_spec(target.spec_toml)
     except MmError:  # written for a later or an earlier version: the preflight says so
@@ -128,6 +130,8 @@ def _spec(target: Generation) -> Spec | None:
 
 
 def _footprint(generation: Generation) -> Footprint | None:
+    from mmadmin.core.fit.preview import footprint_from_json
+
     return footprint_from_json(generation.needs) if generation.needs else None
 
 
@@ -138,6 +142,8 @@ def _holds(replica: Replica, facts: HostFacts) -> Running | None:
 
 def _load(target: Generation, of: Deployment) -> Load:
     """Its own measured time; else its size at the speed with which its host loads others."""
+    from mmadmin.core.fit.preview import load_time
+
     measured = (
         Generation.objects.filter(
             deployment__host=of.host, size_bytes__gt=0, probe_report__isnull=False
@@ -159,6 +165,8 @@ def _middle(values: Sequence[float]) -> float | None:
 
 def _missing(target: Generation, of: Deployment) -> tuple[str, ...] | None:
     """Objects that it needs and the store lacks; None for another host's store."""
+    from mmadmin.core.store import Store
+
     if of.host.name != settings.HOST_NAME:
         return None
     if not target.system:

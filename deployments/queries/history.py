@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django.db.models import Max, Prefetch
 from django.utils import timezone
@@ -29,10 +29,10 @@ from deployments.queries.looking import (
     recorded,
     require,
 )
-from mmadmin.core.generations.diff import DiffRow, Side
-from mmadmin.core.generations.diff import diff as core_diff
-from mmadmin.core.generations.history_file import HISTORY_FORMAT
 from mmadmin.core.generations.lifecycle import GenerationState
+
+if TYPE_CHECKING:
+    from mmadmin.core.generations.diff import DiffRow, Side
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +153,8 @@ def export_history(actor: User, name: str) -> dict[str, Any]:
     Holds no secret and no usage. The file is complete: with the sources that its locks name, each
     generation can be built again to the same hashes.
     """
+    from mmadmin.core.generations.history_file import HISTORY_FORMAT
+
     require(actor)
     of = deployment_named(name)
     generations = list(
@@ -294,6 +296,8 @@ def differences(before: Generation, after: Generation) -> list[DiffRow]:
     A history asks for the same pairs again and again: what was compared is remembered for as long
     as neither generation has changed since.
     """
+    from mmadmin.core.generations.diff import diff as core_diff
+
     known = _known_differences.get(_pair(before, after))
     if known is None:
         known = core_diff(_side(before), _side(after))
@@ -316,6 +320,8 @@ def _pair(before: Generation, after: Generation) -> tuple[object, ...]:
 
 
 def _side(generation: Generation) -> Side:
+    from mmadmin.core.generations.diff import Side
+
     return Side(
         spec_toml=generation.spec_toml,
         lock=generation.lock,

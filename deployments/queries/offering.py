@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import tomllib
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
-
-import tomlkit
 
 import deployments
 from deployments.models import User
@@ -35,7 +34,7 @@ def _entries() -> tuple[Entry, ...]:
     entries = []
     for path in sorted(CATALOG.glob("*.toml")):
         text = path.read_text(encoding="utf-8")
-        document = tomlkit.parse(text).unwrap()
+        document = tomllib.loads(text)
         title = str(document.get("name", path.stem))
         entries.append(Entry(path.stem, title, str(document.get("description", "")), text))
     return tuple(entries)

@@ -13,37 +13,29 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.progress import (
-    BarColumn,
-    Progress,
-    SpinnerColumn,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-)
 
 from mmadmin.cli.asking import asking, hub_for
 from mmadmin.cli.deployments import SpecFile, read_spec
 from mmadmin.cli.output import JsonFlag, bytes_text, console, emit_json, escape, seconds_text
 from mmadmin.cli.tables import Column, table
-from mmadmin.core import catalog
-from mmadmin.core.build.builder import RootClaim, StepTools, realise
-from mmadmin.core.build.derivation import Derivation, thawed, topological
-from mmadmin.core.build.planner import Plan
-from mmadmin.core.build.planner import plan as plan_of
-from mmadmin.core.build.rebuild import Check
-from mmadmin.core.build.rebuild import check as check_step
-from mmadmin.core.canonical import parse
 from mmadmin.core.errors import MmError
 from mmadmin.core.generations.lifecycle import waits_words
 from mmadmin.core.home import Home
-from mmadmin.core.spec.assemble import assemble
-from mmadmin.core.spec.lock import Lock, lock_as_json, lock_from_json
-from mmadmin.core.spec.spec import Spec, parse_spec
-from mmadmin.core.store import Staging, Store, StoreObject
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+    from mmadmin.core.build.builder import StepTools
+    from mmadmin.core.build.derivation import Derivation
+    from mmadmin.core.build.planner import Plan
+    from mmadmin.core.build.rebuild import Check
+    from mmadmin.core.spec.lock import Lock
+    from mmadmin.core.spec.spec import Spec
+    from mmadmin.core.store import Staging, Store, StoreObject
+
 
 SAY_EVERY_S = 10.0
 MARKS = {
@@ -61,6 +53,7 @@ def lock_file(home: Home, name: str) -> Path:
 
 def locked(spec: Spec, home: Home, *, refresh: tuple[Any, ...] = (), quiet: bool = False) -> Lock:
     """The spec's lock: what is pinned already is kept, unless it is in `refresh`."""
+    from mmadmin.core.spec.lock import lock_as_json, lock_from_json
     from mmadmin.host.resolve import Sources, questions, resolve
 
     path = lock_file(home, spec.name)
@@ -84,6 +77,7 @@ def locked(spec: Spec, home: Home, *, refresh: tuple[Any, ...] = (), quiet: bool
 
 def goal_of(spec: Spec, lock: Lock, home: Home) -> Derivation:
     """The system's derivation for this machine."""
+    from mmadmin.core.spec.assemble import assemble
     from mmadmin.host.facts import host_facts
 
     home.store.mkdir(parents=True, exist_ok=True)
@@ -95,6 +89,10 @@ def plan(file: SpecFile, *, as_json: JsonFlag = False) -> None:
 
     Example: mm plan deployments/catalog/smollm2-135m.toml
     """
+    from mmadmin.core.build.planner import plan as plan_of
+    from mmadmin.core.spec.spec import parse_spec
+    from mmadmin.core.store import Store
+
     home = Home.from_env()
     spec = parse_spec(read_spec(file))
     lock = locked(spec, home, quiet=as_json)
@@ -264,6 +262,9 @@ def build(
 
     Example: mm build deployments/catalog/smollm2-135m.toml
     """
+    from mmadmin.core.build.builder import RootClaim, realise
+    from mmadmin.core.spec.spec import parse_spec
+    from mmadmin.core.store import Store
     from mmadmin.host.substitute import open_substituter
 
     home = Home.from_env()
@@ -308,6 +309,8 @@ def build(
 @contextmanager
 def watching(*, quiet: bool) -> Iterator[Watcher]:
     """A watcher with a bar on a terminal, with lines elsewhere."""
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
     if quiet or not console.is_terminal:
         yield Watcher(quiet=quiet)
         return
@@ -324,6 +327,10 @@ def watching(*, quiet: bool) -> Iterator[Watcher]:
 
 def _rebuilt(goal: Derivation, store: Store, home: Home, watcher: Watcher) -> Iterator[Check]:
     """Every step that is not pinned, built again and compared."""
+    from mmadmin.core import catalog
+    from mmadmin.core.build.derivation import thawed, topological
+    from mmadmin.core.build.rebuild import check as check_step
+
     for derivation in topological(goal):
         params = thawed(derivation.params)
         if catalog.recipe(derivation.recipe).fixed_output(params) is not None:
@@ -359,6 +366,10 @@ def lock(
 
     Example: mm lock deployments/catalog/mistral-medium-3.5-v100.toml --update --only source
     """
+    from mmadmin.core.canonical import parse
+    from mmadmin.core.spec.lock import lock_as_json
+    from mmadmin.core.spec.spec import parse_spec
+
     home = Home.from_env()
     spec = parse_spec(read_spec(file))
     parts = {"source": "model", "model": "model", "engine": "engine", "template": "template"}

@@ -7,7 +7,7 @@ know: spec, lock, derivations. Importing gives the same generation: the same has
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -19,7 +19,10 @@ from mmadmin.cli.store_exchange import signing_key
 from mmadmin.cli.store_names import open_store
 from mmadmin.core.errors import Conflict, InvalidInput, NotFound
 from mmadmin.core.home import Home
-from mmadmin.core.store import Store
+
+if TYPE_CHECKING:
+    from mmadmin.core.store import Store
+
 
 Folder = Annotated[Path, typer.Argument(help="The bundle's folder.", metavar="FOLDER")]
 RECORDED = ("spec_toml", "lock", "graph", "host_facts", "command", "template", "size_bytes")

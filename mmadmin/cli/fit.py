@@ -15,18 +15,14 @@ from mmadmin.cli.asking import asking, hub_for
 from mmadmin.cli.deployments import SpecFile, read_spec
 from mmadmin.cli.output import JsonFlag, bytes_text, console, counted, emit_json, escape
 from mmadmin.cli.tables import Column, table
-from mmadmin.core.engines.llama_server.run_shape import RunShape, device_of
-from mmadmin.core.engines.llama_server.suggest import largest_context, most_slots
-from mmadmin.core.engines.protocol import Options
-from mmadmin.core.fit.described_host import described_host
-from mmadmin.core.fit.facts import HostFacts
-from mmadmin.core.fit.placement import RESERVE_BYTES, Answer, HostView, place
-from mmadmin.core.formats.gguf.shape import ModelShape
 from mmadmin.core.home import Home
-from mmadmin.core.spec.spec import Spec, parse_spec
-from mmadmin.core.store import Store
 
 if TYPE_CHECKING:
+    from mmadmin.core.engines.protocol import Options
+    from mmadmin.core.fit.facts import HostFacts
+    from mmadmin.core.fit.placement import Answer
+    from mmadmin.core.formats.gguf.shape import ModelShape
+    from mmadmin.core.spec.spec import Spec
     from mmadmin.host.fit import Look
 
 HOSTS = Path(__file__).resolve().parents[2] / "deployments" / "hosts"
@@ -46,6 +42,9 @@ def fit(file: SpecFile, *, on: OnHost = "", as_json: JsonFlag = False) -> None:
 
     Example: mm fit deployments/catalog/mistral-medium-3.5-v100.toml --on v100x4
     """
+    from mmadmin.core.fit.described_host import described_host
+    from mmadmin.core.fit.placement import HostView, place
+    from mmadmin.core.spec.spec import parse_spec
     from mmadmin.host.facts import host_facts
     from mmadmin.host.fit import (
         answer_as_json,
@@ -98,6 +97,8 @@ def fit(file: SpecFile, *, on: OnHost = "", as_json: JsonFlag = False) -> None:
 
 def _stored(spec: Spec, home: Home) -> Look | None:
     """A model whose header no one can read before the download, where it is in the store."""
+    from mmadmin.core.store import Store
+
     if spec.model.source in {"hub", "path"} or not home.store.exists():
         return None
     from mmadmin.cli.build import locked
@@ -108,6 +109,10 @@ def _stored(spec: Spec, home: Home) -> Look | None:
 
 def _room(answer: Answer, shape: ModelShape, serve: Options, facts: HostFacts) -> dict[str, int]:
     """How far context and slots could go on the GPUs that were found; empty without them."""
+    from mmadmin.core.engines.llama_server.run_shape import RunShape, device_of
+    from mmadmin.core.engines.llama_server.suggest import largest_context, most_slots
+    from mmadmin.core.fit.placement import RESERVE_BYTES
+
     if not answer.candidates or not answer.candidates[0].devices:
         return {}
     chosen = answer.candidates[0].devices

@@ -30,7 +30,6 @@ from mmadmin.cli.output import (
 )
 from mmadmin.cli.records import MOST, actor
 from mmadmin.cli.tables import Column, table
-from mmadmin.core.generations.diff import telling, written
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -139,6 +138,8 @@ def _pinned(generation: Generation) -> list[str]:
 
 def _changes(rows: Sequence[DiffRow]) -> str:
     """The few differences to its parent that say most, a line each; not what came of them."""
+    from mmadmin.core.generations.diff import telling, written
+
     few = telling(rows, CHANGES_SHOWN)
     lines = [_change(row) for row in few]
     rest = len(written(rows)) - len(few)

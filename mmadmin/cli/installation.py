@@ -16,8 +16,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
 from mmadmin.cli.variables import REMEMBERED, VARIABLES
 from mmadmin.core.errors import Conflict, InvalidInput
 from mmadmin.core.home import Home, Ports
@@ -193,6 +191,8 @@ COMMAND_SHOWN = 100
 
 def listener(port: int) -> Listener | None:
     """The process that listens on a TCP port of this machine, None when nothing does."""
+    import psutil
+
     for connection in psutil.net_connections(kind="tcp"):
         if connection.status != psutil.CONN_LISTEN or connection.laddr[1:2] != (port,):
             continue

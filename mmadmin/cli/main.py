@@ -1,52 +1,25 @@
 """The `mm` command: one word for each thing that a person does.
 
-Loading this module loads neither Django nor Celery; a command loads what it needs.
+A command's module is loaded when the command is asked for, and a module loads Django, Celery and
+the core where it needs them: `mm` answers at once.
 """
 
 from __future__ import annotations
 
 import sys
-from importlib.metadata import version
-from typing import Annotated
+from collections.abc import Iterator, MutableMapping
+from importlib import import_module
+from typing import Annotated, Any
 
 import typer
+import typer.main
+from typer.core import TyperGroup
 from typer.exceptions import TyperException
 
-from mmadmin.cli import (
-    build,
-    bundle,
-    containers,
-    deployments,
-    doctor,
-    fit,
-    history,
-    keys,
-    logs,
-    rebuild,
-    status,
-    store,
-    template,
-    top,
-    trial,
-    tunnel,
-    up,
-)
 from mmadmin.cli.installation import load_environment
-from mmadmin.cli.interrupts import hear_every_interrupt
 from mmadmin.cli.output import of_the_disk, report
-from mmadmin.cli.records import ACTING_AS
+from mmadmin.cli.parameters import take_as_given
 from mmadmin.core.errors import InvalidInput, MmError
-
-app = typer.Typer(
-    name="mm",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
-    help="Build, serve, share and roll back large open models, reproducibly.",
-    context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Everything is kept in var/, or where MM_HOME says. "
-    "Exit codes: 0 done, 1 failed or found wanting, 2 wrong usage, 130 interrupted.",
-)
 
 RUNNING = "Running it"
 SERVING = "Serving models"
@@ -54,8 +27,107 @@ STORE = "Building and the store"
 ALONE = "One service at a time, for containers"
 
 
+COMMANDS = {
+    "up": ("up:up", RUNNING),
+    "down": ("up:down", RUNNING),
+    "status": ("status:status", RUNNING),
+    "password": ("up:password", RUNNING),
+    "logs": ("logs:logs", RUNNING),
+    "top": ("top:top", RUNNING),
+    "doctor": ("doctor:doctor", RUNNING),
+    "init": ("containers:init", ALONE),
+    "run": ("containers:run", ALONE),
+    "healthy": ("containers:healthy", ALONE),
+    "deploy": ("deployments:deploy", SERVING),
+    "activate": ("deployments:activate", SERVING),
+    "rollback": ("deployments:rollback", SERVING),
+    "stop": ("deployments:stop", SERVING),
+    "trial": ("trial:trial", SERVING),
+    "follow": ("deployments:follow", SERVING),
+    "cancel": ("deployments:cancel", SERVING),
+    "history": ("history:history", SERVING),
+    "diff": ("history:diff", SERVING),
+    "mark": ("history:mark", SERVING),
+    "pin": ("history:pin", SERVING),
+    "request": ("history:request", SERVING),
+    "browse": ("fit:browse", STORE),
+    "fit": ("fit:fit", STORE),
+    "plan": ("build:plan", STORE),
+    "build": ("build:build", STORE),
+    "lock": ("build:lock", STORE),
+    "rebuild": ("rebuild:rebuild", STORE),
+    "export": ("bundle:export", STORE),
+    "import": ("bundle:import_", STORE),
+    "keys": ("keys:app", SERVING),
+    "tunnel": ("tunnel:app", RUNNING),
+    "template": ("template:app", STORE),
+    "store": ("store:app", STORE),
+}
+"""Each command by its word: where it is, and under which heading `mm --help` lists it."""
+
+
+class Commands(MutableMapping[str, Any]):
+    """`COMMANDS` as typer wants them, each loaded when it is looked up."""
+
+    def __init__(self) -> None:
+        self._loaded: dict[str, Any] = {}
+
+    def __getitem__(self, word: str) -> Any:
+        if word not in self._loaded:
+            where, panel = COMMANDS[word]
+            module, _, name = where.partition(":")
+            found = getattr(import_module(f"mmadmin.cli.{module}"), name)
+            holder = typer.Typer(add_completion=False, rich_markup_mode="rich")
+            if isinstance(found, typer.Typer):
+                holder.add_typer(found, name=word, rich_help_panel=panel)
+            else:
+                holder.command(word, rich_help_panel=panel)(found)
+            self._loaded[word] = typer.main.get_group(holder).commands[word]
+        return self._loaded[word]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(COMMANDS)
+
+    def __len__(self) -> int:
+        return len(COMMANDS)
+
+    def __setitem__(self, word: str, command: Any) -> None:
+        self._loaded[word] = command
+
+    def __delitem__(self, word: str) -> None:
+        raise NotImplementedError
+
+
+class Root(TyperGroup):
+    """`mm` itself."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self.commands = Commands()
+
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 (typer's signature)
+        """The words, without loading what they stand for."""
+        return list(self.commands)
+
+
+take_as_given()
+app = typer.Typer(
+    name="mm",
+    cls=Root,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    help="Build, serve, share and roll back large open models, reproducibly.",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="State is kept in var/, or in the folder that MM_HOME names. "
+    "Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted.",
+)
+
+
 def _version(value: bool) -> None:  # noqa: FBT001 (a callback's signature)
     if value:
+        from importlib.metadata import version
+
         sys.stdout.write(f"mm {version('mmadmin')}\n")
         raise typer.Exit
 
@@ -71,52 +143,14 @@ def options(
     ] = False,
 ) -> None:
     """Options before the command's word."""
+    from mmadmin.cli.records import ACTING_AS
+
     ACTING_AS.set(acting_as)
 
 
-for command, panel in (
-    (up.up, RUNNING),
-    (up.down, RUNNING),
-    (status.status, RUNNING),
-    (up.password, RUNNING),
-    (logs.logs, RUNNING),
-    (top.top, RUNNING),
-    (doctor.doctor, RUNNING),
-    (containers.init, ALONE),
-    (containers.run, ALONE),
-    (containers.healthy, ALONE),
-    (deployments.deploy, SERVING),
-    (deployments.activate, SERVING),
-    (deployments.rollback, SERVING),
-    (deployments.stop, SERVING),
-    (trial.trial, SERVING),
-    (deployments.follow, SERVING),
-    (deployments.cancel, SERVING),
-    (history.history, SERVING),
-    (history.diff, SERVING),
-    (history.mark, SERVING),
-    (history.pin, SERVING),
-    (history.request, SERVING),
-    (fit.browse, STORE),
-    (fit.fit, STORE),
-    (build.plan, STORE),
-    (build.build, STORE),
-    (build.lock, STORE),
-    (rebuild.rebuild, STORE),
-):
-    app.command(rich_help_panel=panel)(command)
-app.command("export", rich_help_panel=STORE)(bundle.export)
-app.command("import", rich_help_panel=STORE)(bundle.import_)
-app.add_typer(keys.app, name="keys", rich_help_panel=SERVING)
-app.add_typer(tunnel.app, name="tunnel", rich_help_panel=RUNNING)
-app.add_typer(template.app, name="template", rich_help_panel=STORE)
-app.add_typer(store.app, name="store", rich_help_panel=STORE)
-
-
 def main() -> None:
-    """Run `mm`; an expected failure is said in words and ends with 1, wrong usage with 2."""
+    """Run `mm`; an expected failure is reported and ends with 1, wrong usage with 2."""
     as_json = "--json" in sys.argv
-    hear_every_interrupt()
     try:
         load_environment()
         if not as_json:
@@ -131,10 +165,10 @@ def main() -> None:
         refused = InvalidInput(said, remedy="`mm COMMAND --help` says how it is written")
         report(refused, as_json=as_json)
         sys.exit(2)
-    except KeyboardInterrupt:
-        sys.exit(130)
     except Exception as error:
-        if (expected := of_the_disk(error) or doctor.of_the_database(error)) is None:
+        from mmadmin.cli.doctor import of_the_database
+
+        if (expected := of_the_disk(error) or of_the_database(error)) is None:
             raise
         report(expected, as_json=as_json)
         sys.exit(1)

@@ -16,19 +16,12 @@ from mmadmin.cli.build import tools_of, watching
 from mmadmin.cli.deployments import Detach, Number, going_on
 from mmadmin.cli.output import JsonFlag, console, emit_json, escape
 from mmadmin.cli.records import actor
-from mmadmin.core.build.builder import RootClaim, realise
 from mmadmin.core.errors import DigestMismatch, InvalidInput, NotFound
-from mmadmin.core.generations.history_file import (
-    ELSEWHERE,
-    RecordedGeneration,
-    only_the_same,
-    recorded_generation,
-)
 from mmadmin.core.home import Home
-from mmadmin.core.store import Store
 
 if TYPE_CHECKING:
     from deployments.models import Build
+    from mmadmin.core.generations.history_file import RecordedGeneration
 
 
 def rebuild(
@@ -66,6 +59,8 @@ def rebuild(
 
 def read_history(path: Path, number: int) -> RecordedGeneration:
     """A generation of an exported history."""
+    from mmadmin.core.generations.history_file import recorded_generation
+
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -93,6 +88,9 @@ def _from_records(name: str, number: int, *, detach: bool, as_json: bool) -> Non
 
 
 def _from_history(recorded: RecordedGeneration, path: Path, *, as_json: bool) -> None:
+    from mmadmin.core.build.builder import RootClaim, realise
+    from mmadmin.core.generations.history_file import ELSEWHERE, only_the_same
+    from mmadmin.core.store import Store
     from mmadmin.host.substitute import open_substituter
 
     home = Home.from_env()

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 ACTING_AS: ContextVar[str] = ContextVar("acting_as", default="")
 """The user name given with `--as`."""
 
+RECORDS = ("django.contrib.auth", "django.contrib.contenttypes", "deployments")
+"""The Django apps that keep records which `mm` reads and writes; pages need more."""
 
 MOST = 2**31 - 1
 """The largest number that a record may have."""
@@ -56,9 +58,9 @@ def connect() -> None:
     home = Home.from_env()
     if not is_set_up(home) and not os.environ.get("DATABASE_URL"):
         raise Conflict(f"nothing is set up in {home.root}", remedy="run `make up` or `mm up` first")
-    import django
+    from django.apps import apps
 
-    django.setup()
+    apps.populate(RECORDS)
     logging.getLogger("deployments.broker.queue").addFilter(UNSENT)
 
 

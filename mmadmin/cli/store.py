@@ -12,9 +12,6 @@ from mmadmin.cli.output import JsonFlag, bytes_text, console, counted, emit_json
 from mmadmin.cli.store_names import ObjectName, object_column, open_store, resolve_name
 from mmadmin.cli.tables import Column, table
 from mmadmin.core.errors import InvalidInput, NotFound
-from mmadmin.core.store.explain import sizes
-from mmadmin.core.store.explain import why as needs
-from mmadmin.core.store.graph import all_roots
 
 app = typer.Typer(no_args_is_help=True, help="What lies in this machine's store.")
 
@@ -58,6 +55,8 @@ def roots(*, as_json: JsonFlag = False) -> None:
 
     Example: mm store roots
     """
+    from mmadmin.core.store.graph import all_roots
+
     found = all_roots(open_store())
     if as_json:
         emit_json([root.as_json() for root in found])
@@ -135,6 +134,8 @@ def why(name: ObjectName, *, as_json: JsonFlag = False) -> None:
 
     Example: mm store why llama-server
     """
+    from mmadmin.core.store.explain import why as needs
+
     store = open_store()
     found = needs(store, resolve_name(store, name))
     if as_json:
@@ -157,6 +158,8 @@ def closure(name: ObjectName, *, as_json: JsonFlag = False) -> None:
 
     Example: mm store closure smollm2-135m
     """
+    from mmadmin.core.store.explain import sizes
+
     store = open_store()
     found = sizes(store, store.closure(resolve_name(store, name)))
     if as_json:

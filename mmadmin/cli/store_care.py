@@ -6,10 +6,9 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from mmadmin.cli.installation import is_set_up
 from mmadmin.cli.output import (
@@ -32,21 +31,22 @@ from mmadmin.cli.store_names import (
     seconds_of,
 )
 from mmadmin.cli.tables import table
-from mmadmin.core.build.rebuild import Rebuild
 from mmadmin.core.callbacks import Progress as Hook
 from mmadmin.core.callbacks import silent
 from mmadmin.core.errors import StoreCorrupt
 from mmadmin.core.home import Home
-from mmadmin.core.store import Staging, Store
-from mmadmin.core.store.gc import collect
-from mmadmin.core.store.repair import BlobSource
-from mmadmin.core.store.repair import repair as mend
-from mmadmin.core.store.verify import Verdict, verify
+
+if TYPE_CHECKING:
+    from mmadmin.core.store import Staging, Store
+    from mmadmin.core.store.repair import BlobSource
+    from mmadmin.core.store.verify import Verdict
 
 
 @contextmanager
 def progress_bar(words: str, *, quiet: bool) -> Iterator[Hook]:
     """A bar of bytes on a terminal; silence elsewhere."""
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
     if quiet or not console.is_terminal:
         yield silent
         return
@@ -83,6 +83,8 @@ def gc(
 
     Example: mm store gc --dry-run --older-than 7d
     """
+    from mmadmin.core.store.gc import collect
+
     store = open_store()
     let_go: list[str] = []
     if is_set_up(Home.from_env()):
@@ -129,6 +131,8 @@ def verify_objects(
 
     Example: mm store verify --contents
     """
+    from mmadmin.core.store.verify import verify
+
     store = open_store()
     wanted = [resolve_name(store, name) for name in names] if names else None
     with progress_bar("reading", quiet=as_json) as hook:
@@ -166,6 +170,9 @@ def repair(
 
     Example: mm store repair
     """
+    from mmadmin.core.store.repair import repair as mend
+    from mmadmin.core.store.verify import verify
+
     home = Home.from_env()
     store = open_store()
     wanted = [resolve_name(store, name) for name in names] if names else None
@@ -188,6 +195,7 @@ def _say(line: str) -> None:
 @contextmanager
 def repair_sources(store: Store, home: Home) -> Iterator[list[BlobSource]]:
     """Where damaged files are got from: the configured depots first, then their own step."""
+    from mmadmin.core.build.rebuild import Rebuild
     from mmadmin.core.store.depot import DepotSource
     from mmadmin.host.substitute import open_depots
     from mmadmin.host.toolbox import HostConfig, HostToolbox
@@ -212,6 +220,8 @@ def reindex(*, as_json: JsonFlag = False) -> None:
 
     Example: mm store reindex
     """
+    from mmadmin.core.store import Store
+
     root = Home.from_env().store
     try:
         count = Store(root).reindex()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,9 +15,10 @@ from mmadmin.cli.store_names import object_column, open_store, resolve_name
 from mmadmin.cli.tables import Column, table
 from mmadmin.core.errors import InvalidInput, NotFound
 from mmadmin.core.home import Home
-from mmadmin.core.store.claims import SigningKey
-from mmadmin.core.store.push import push as push_to
-from mmadmin.core.store.substitute import Substituter
+
+if TYPE_CHECKING:
+    from mmadmin.core.store.claims import SigningKey
+
 
 DepotAddress = Annotated[
     str, typer.Argument(help="A folder, or s3://BUCKET/PREFIX.", metavar="DEPOT")
@@ -26,6 +27,8 @@ DepotAddress = Annotated[
 
 def signing_key(home: Home) -> SigningKey | None:
     """The key of this store, if it was made."""
+    from mmadmin.core.store.claims import SigningKey
+
     try:
         return SigningKey.from_text((home.secrets / "store_key").read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -45,6 +48,8 @@ def key(
 
     Example: mm store key team-gpu-1
     """
+    from mmadmin.core.store.claims import SigningKey
+
     home = Home.from_env()
     found = signing_key(home)
     if found is None:
@@ -80,6 +85,7 @@ def push(
 
     Example: mm store push /mnt/share/depot smollm2-135m
     """
+    from mmadmin.core.store.push import push as push_to
     from mmadmin.host.substitute import writable_depot_at
 
     home = Home.from_env()
@@ -120,6 +126,7 @@ def pull(
 
     Example: mm store pull 3f1c…-smollm2-135m --from https://depot.example.org
     """
+    from mmadmin.core.store.substitute import Substituter
     from mmadmin.host.substitute import open_depots
 
     home = Home.from_env()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,7 +11,10 @@ from mmadmin.cli.output import bytes_text
 from mmadmin.cli.tables import Column
 from mmadmin.core.errors import NotFound
 from mmadmin.core.home import Home
-from mmadmin.core.store import Store
+
+if TYPE_CHECKING:
+    from mmadmin.core.store import Store
+
 
 ObjectName = Annotated[
     str,
@@ -41,6 +44,8 @@ SIZE_BYTES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 def open_store() -> Store:
     """The store of this machine."""
+    from mmadmin.core.store import Store
+
     return Store(Home.from_env().store)
 
 

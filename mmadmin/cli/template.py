@@ -14,15 +14,13 @@ from mmadmin.cli.history import show_line
 from mmadmin.cli.output import JsonFlag, coloured, console, emit_json, escape
 from mmadmin.cli.records import MOST, actor
 from mmadmin.cli.tables import Column, table
-from mmadmin.core.build.recipe import Json
-from mmadmin.core.chat_templates.patches import Renders, apply_patches, compare, describe
-from mmadmin.core.chat_templates.render import BOS
 from mmadmin.core.errors import InvalidInput, NotFound
 from mmadmin.core.home import Home
-from mmadmin.core.spec.spec import parse_spec
 
 if TYPE_CHECKING:
     from deployments.models import Generation
+    from mmadmin.core.build.recipe import Json
+    from mmadmin.core.chat_templates.patches import Renders
     from mmadmin.core.engines.protocol import System
 
 app = typer.Typer(no_args_is_help=True, help="Show, patch and try chat templates.")
@@ -58,6 +56,7 @@ def try_out(which: WhichTemplate, *, generation: Number = None, as_json: JsonFla
 
     Example: mm template test smollm2-135m
     """
+    from mmadmin.core.chat_templates.render import BOS
     from mmadmin.host.template_matrix import matrix, render_in_child
 
     template = _template(which, generation)
@@ -111,6 +110,7 @@ def patch(
 
     Example: mm template patch chat.jinja deployments/catalog/mistral-medium-3.5-v100.toml
     """
+    from mmadmin.core.chat_templates.patches import apply_patches, compare, describe
     from mmadmin.host.template_matrix import render_in_child
 
     before = _template(which, generation)
@@ -168,6 +168,8 @@ def _read(path: Path) -> str:
 
 def _patches(file: Path) -> list[Any]:
     """The patches of a deployment file."""
+    from mmadmin.core.spec.spec import parse_spec
+
     patches: list[Any] = [dict(entry) for entry in parse_spec(read_spec(file)).template.patches]
     if not patches:
         raise InvalidInput(

@@ -16,14 +16,11 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Group
-from rich.live import Live
 
 from mmadmin.cli.output import JsonFlag, console, emit_json, escape, seconds_text
 from mmadmin.cli.tables import Column, live_table
-from mmadmin.core.access import prefix
 from mmadmin.core.errors import Unreachable
 from mmadmin.core.home import Home, Ports
-from mmadmin.core.snapshot import GATE_WATCH_PREFIX
 
 WINDOW_S = 1.0
 SHOWN = 30
@@ -109,6 +106,8 @@ def requests_now(url: str) -> list[dict[str, Any]]:
     """The single requests that the gate's workers are at, oldest first; [] without a broker."""
     import redis
 
+    from mmadmin.core.snapshot import GATE_WATCH_PREFIX
+
     client = redis.Redis.from_url(url, socket_timeout=1.0, socket_connect_timeout=1.0)
     found: list[dict[str, Any]] = []
     try:
@@ -122,6 +121,8 @@ def requests_now(url: str) -> list[dict[str, Any]]:
 
 
 def _picture(found: list[dict[str, Any]], requests: list[dict[str, Any]]) -> Group:
+    from mmadmin.core.access import prefix
+
     deployments = live_table(
         [
             Column("deployment", whole=True),
@@ -176,6 +177,8 @@ def top(
 
     Example: mm top --once --json
     """
+    from rich.live import Live
+
     url = f"http://127.0.0.1:{Ports.from_env().metrics}"
     broker = os.environ.get("REDIS_URL") or Home.from_env().broker_url
     before = look(url)

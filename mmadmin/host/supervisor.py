@@ -34,7 +34,6 @@ from mmadmin.core.callbacks import Report, silent
 from mmadmin.core.errors import InvalidInput, NotFound, Unreachable
 from mmadmin.core.home import Home
 from mmadmin.core.process_identity import ProcessIdentity, process_identity_from
-from mmadmin.core.store.locks import file_lock
 from mmadmin.host.termination import PATIENCE_S, end_processes
 
 RPC_TIMEOUT_S = 30.0
@@ -155,6 +154,8 @@ class Supervisor:
 
         `mm up`, `mm down` and the watchdog take it: what one finds must hold until it has acted.
         """
+        from mmadmin.core.store.locks import file_lock  # noqa: PLC0415 (mm status is fast)
+
         self.home.run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         who = f"{who} (pid {os.getpid()})"
         with file_lock(self.home.run_dir / "supervisord.lock", on_wait=on_wait, owner=who):

@@ -221,7 +221,7 @@ def test_where_nothing_runs_what_is_asked_for_is_kept(
     def away(*_args: object, **_more: object) -> None:
         raise ConnectionError("Error 2 connecting to unix socket")
 
-    monkeypatch.setattr("deployments.broker.queue.current_app.send_task", away)
+    monkeypatch.setattr("mmadmin.celery.app.send_task", away)
     with django_capture_on_commit_callbacks(execute=True):
         mm_json("rollback", "tiny", "--reason", "x", "--detach")
     said = capsys.readouterr().err
@@ -435,7 +435,7 @@ def test_deploy_of_a_bad_file_names_it(alice: User, tmp_path: Path) -> None:
 def test_exit_codes(words: list[str], code: int, says: str, tmp_path: Path) -> None:
     """0 done, 1 failed in words (or JSON), 2 wrong usage: as a shell sees it."""
     done = subprocess.run(
-        [sys.executable, "-c", "from mmadmin.cli.main import main; main()", *words],
+        [sys.executable, "-c", "from mmadmin.cli.entry import main; main()", *words],
         cwd=ROOT,
         env={"MM_HOME": str(tmp_path / "empty"), "PATH": "/usr/bin:/bin"},
         capture_output=True,

@@ -17,7 +17,7 @@ PORTS = dict(zip(("PANEL", "GATE", "METRICS"), free_ports(3), strict=True))
 def mm(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """Run `mm` in a home of its own, as a shell would; no hub is reachable."""
     return subprocess.run(
-        [sys.executable, "-c", "from mmadmin.cli.main import main; main()", *words],
+        [sys.executable, "-c", "from mmadmin.cli.entry import main; main()", *words],
         cwd=ROOT,
         env={
             "MM_HOME": str(home),

@@ -78,7 +78,7 @@ def test_the_shell_can_complete() -> None:
             [
                 sys.executable,
                 "-c",
-                "import sys; sys.argv[0] = 'mm'\nfrom mmadmin.cli.main import main; main()",
+                "import sys; sys.argv[0] = 'mm'\nfrom mmadmin.cli.entry import main; main()",
             ],
             cwd=ROOT,
             env={

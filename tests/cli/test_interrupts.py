@@ -6,39 +6,43 @@ import subprocess
 import sys
 
 PATIENCE_S = 120
+RUNS = """
+import signal, sys, types
+from mmadmin.cli import entry
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever started the tests ignores
+sys.modules["mmadmin.cli.main"] = types.SimpleNamespace(main=lambda: command())
+"""
 FALLS_INTO_A_FINALIZER = """
-import signal, sys, time
-from mmadmin.cli.interrupts import hear_every_interrupt
+import time
 
 class Finalized:
     def __del__(self):
         raise KeyboardInterrupt  # as the signal's handler does when it comes in here
 
-signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever started the tests ignores
-hear_every_interrupt()
-try:
+def command():
     Finalized()
     print("goes on", flush=True)
     time.sleep(600)
-except KeyboardInterrupt:
-    sys.exit(130)
+
+entry.main()
 """
 OTHERS = """
-from mmadmin.cli.interrupts import hear_every_interrupt
-
 class Broken:
     def __del__(self):
         raise ValueError("a fault of its own")
 
-hear_every_interrupt()
-Broken()
+def command():
+    Broken()
+
+entry.main()
 """
 
 
 def run(program: str) -> subprocess.CompletedProcess[str]:
     """A process of its own."""
     return subprocess.run(
-        [sys.executable, "-c", program],
+        [sys.executable, "-c", RUNS + program],
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,

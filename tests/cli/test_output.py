@@ -55,7 +55,7 @@ def test_json_is_the_same_text_and_turns_nothing(capsys: pytest.CaptureFixture[s
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
 def test_closed_streams_are_no_reason_to_fail(tmp_path: Path, closed: str) -> None:
     """As a daemon's child has them; no file gets their number and is written into."""
-    look = "from mmadmin.cli.main import main; main()"
+    look = "from mmadmin.cli.entry import main; main()"
     script = f'"$0" -c "$1" --version {closed}; echo "ended with $?" >> told'
     subprocess.run(
         ["sh", "-c", script, sys.executable, look], cwd=tmp_path, env=WITH_OURS, check=True

@@ -28,7 +28,7 @@ from tests.support.ports import free_ports
 
 ROOT = Path(__file__).resolve().parents[2]
 CATALOG = ROOT / "deployments" / "catalog"
-MM = [sys.executable, "-c", "from mmadmin.cli.main import main; main()"]
+MM = [sys.executable, "-c", "from mmadmin.cli.entry import main; main()"]
 PATIENCE_S = 180.0
 ENGINE_PORTS = 16
 """How many ports an installation gets for its engines."""
