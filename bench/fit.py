@@ -21,7 +21,6 @@ from mmadmin.core.build.recipe import Json
 from mmadmin.core.engines.llama_server.engine import ENGINE
 from mmadmin.core.engines.llama_server.memory import predict
 from mmadmin.core.engines.llama_server.memory_report import Row, compare_buffers
-from mmadmin.core.engines.llama_server.run_shape import RunShape
 from mmadmin.core.engines.protocol import Seat, System
 from mmadmin.core.formats.gguf.header import read_header
 from mmadmin.core.formats.gguf.shape import shape_of_headers
@@ -62,14 +61,14 @@ def measure(recipe: Recipe, engine: EngineStore, folder: Path) -> list[Row]:
     write(recipe, engine.path("engine-source") / "models" / recipe.vocabulary, model)
     prediction = predict(
         shape_of_headers([read_header(model)]),
-        RunShape.from_options(recipe.serve),
+        ENGINE.read_options(recipe.serve).run_shape(),
         cpu_features=host_facts().cpu_features,
     )
     system = System(
         engine=engine.path("engine"),
         model=model,
         template=None,
-        options={**recipe.serve, "flags": VERBOSE},
+        options=ENGINE.read_options({**recipe.serve, "flags": VERBOSE}),
         engine_kind="llama-server",
         alias=recipe.name,
     )

@@ -109,7 +109,7 @@ def _stored(spec: Spec, home: Home) -> Look | None:
 
 def _room(answer: Answer, shape: ModelShape, serve: Options, facts: HostFacts) -> dict[str, int]:
     """How far context and slots could go on the GPUs that were found; empty without them."""
-    from mmadmin.core.engines.llama_server.run_shape import RunShape, device_of
+    from mmadmin.core.engines.llama_server.run_shape import device_of
     from mmadmin.core.engines.llama_server.suggest import largest_context, most_slots
     from mmadmin.core.fit.placement import RESERVE_BYTES
 
@@ -117,7 +117,7 @@ def _room(answer: Answer, shape: ModelShape, serve: Options, facts: HostFacts) -
         return {}
     chosen = answer.candidates[0].devices
     devices = [device_of(gpu) for gpu in facts.gpus if gpu.index in chosen]
-    run = RunShape.from_options(serve)
+    run = serve.run_shape()
     reserve = RESERVE_BYTES
     return {
         "largest_context": largest_context(shape, run, devices, reserve_bytes=reserve),

@@ -16,6 +16,7 @@ from typing import cast
 
 import psutil
 
+from mmadmin.core import catalog
 from mmadmin.core.build.derivation import Derivation
 from mmadmin.core.build.planner import Outputs
 from mmadmin.core.build.recipe import HubSource, Json, PathSource
@@ -26,7 +27,7 @@ from mmadmin.core.engines.llama_server.memory_report import (
     compare_devices,
     learn,
 )
-from mmadmin.core.engines.llama_server.run_shape import RunShape, device_of
+from mmadmin.core.engines.llama_server.run_shape import device_of
 from mmadmin.core.engines.protocol import Needs, Options, System
 from mmadmin.core.errors import DoesNotFit, InvalidModel, InvalidSpec, NotFound
 from mmadmin.core.fit.facts import HostFacts
@@ -173,7 +174,7 @@ def wanted_of(
     overruled: Mapping[str, str] | None = None,
 ) -> Wanted:
     """What shall be placed, from a deployment file and its model's shape."""
-    run = RunShape.from_options(spec.serve, projector_bytes=projector_bytes)
+    run = spec.serve.run_shape(projector_bytes)
     version = version_of(spec.engine.package.partition("==")[2])
     case = case_of(spec.engine.kind, shape, run, engine_version=version)
     return Wanted(shape, run, case, {**spec.activation.overrule, **(overruled or {})})
@@ -257,7 +258,7 @@ def offers(
     repo: str,
     revision: str,
     hosts: Sequence[HostView],
-    serve: Options | None = None,
+    serve: Mapping[str, Json] | None = None,
 ) -> dict[str, Json]:
     """A repository's sets and whether each fits on each host, for the page of a new deployment.
 
@@ -274,9 +275,8 @@ def offers(
     if read is None or shape is None:
         known = cast("list[Json]", data["notes"])
         return {**data, "notes": [*known, *notes], "architecture": "", "best": None, "offers": []}
-    options: Options = serve or {
-        "context": min(shape.context_train or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
-    }
+    wanted = serve or {"context": min(shape.context_train or DEFAULT_CONTEXT, DEFAULT_CONTEXT)}
+    options = catalog.engine("llama-server").read_options(wanted)
     made = [_offer(one, read, shape, hosts, options) for one in models]
     for one, offer in zip(models, made, strict=True):
         projector = sibling(listing.files, one, "mmproj")
@@ -315,7 +315,7 @@ def _offer(
     options: Options,
 ) -> dict[str, Json]:
     scaled = shape if one is read else _scaled(shape, one, read)
-    run = RunShape.from_options(options)
+    run = options.run_shape()
     answer = place(Wanted(scaled, run, case_of("llama-server", scaled, run)), hosts)
     return {
         "quant": one.quant,
@@ -411,7 +411,7 @@ def predict_system(
     projector = system.mmproj.stat().st_size if system.mmproj else 0
     return predict(
         shape_of_model(system.model),
-        RunShape.from_options(system.options, projector_bytes=projector),
+        system.options.run_shape(projector),
         [device_of(by_index[index]) for index in devices],
         calibration=calibration,
         cpu_features=facts.cpu_features,

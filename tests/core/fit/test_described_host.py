@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from mmadmin.core.engines.llama_server.run_shape import RunShape
 from mmadmin.core.errors import InvalidInput, NotFound
 from mmadmin.core.fit.described_host import described_host, described_hosts, parse_host
 from mmadmin.core.fit.facts import host_facts_from_json
 from mmadmin.core.fit.placement import HostView, Wanted, case_of, place
 from tests.core.formats.gguf.tables import mistral_medium
+from tests.support.llama import run_shape
 
 HOSTS = Path(__file__).parents[3] / "deployments" / "hosts"
 GIB = 1024**3
 GPU_TOML = 'name = "x"\ncpus = 1\nmemory_gib = 8\n[[gpus]]\nname = "V"\n'
-RUN = RunShape(context=65536, gpu_layers=99, tensor_split=(Decimal(8),) * 4)
+RUN = run_shape(context=65536, gpu_layers=99, tensor_split=(Decimal(8),) * 4)
 
 
 def test_the_shipped_descriptions_are_hosts() -> None:
@@ -58,7 +58,7 @@ def test_bf16_is_refused_on_described_v100s() -> None:
 
 def test_one_h200_takes_it_whole() -> None:
     """Without a split the 128B model fits on one H200, and on no smaller single GPU."""
-    shape, run = mistral_medium("Q4_K_M"), RunShape(context=65536)
+    shape, run = mistral_medium("Q4_K_M"), run_shape(context=65536)
     hosts = [HostView(name, facts) for name, facts in described_hosts(HOSTS).items()]
     answer = place(Wanted(shape, run, case_of("llama-server", shape, run)), hosts)
     assert {c.host: len(c.devices) for c in answer.candidates} == {

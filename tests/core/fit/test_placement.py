@@ -30,9 +30,10 @@ from mmadmin.core.fit.placement import (
 )
 from mmadmin.core.formats.gguf.shape import ModelShape
 from tests.core.formats.gguf.tables import llama, mistral_medium
+from tests.support.llama import run_shape
 
 GIB = 1024**3
-SEED = RunShape(context=65536, gpu_layers=99, tensor_split=(Decimal(8),) * 4)
+SEED = run_shape(context=65536, gpu_layers=99, tensor_split=(Decimal(8),) * 4)
 
 
 def host(
@@ -122,7 +123,7 @@ def test_a_small_model_takes_one_gpu() -> None:
         head_size=32,
         vocabulary=1024,
     )
-    run = RunShape(context=2048)
+    run = run_shape(context=2048)
     facts = host([("8.0", 80, 1), ("8.0", 80, 79), ("8.0", 80, 40)])
     answer = place(Wanted(shape, run, case_of("llama-server", shape, run)), [HostView("a", facts)])
     assert answer.best().devices == (1,)
@@ -148,7 +149,7 @@ def test_less_context_is_suggested_on_a_host_without_gpus() -> None:
         quant="Q4_K_M",
         context=1 << 20,
     )
-    run = RunShape(context=1 << 20, gpu_layers=0)
+    run = run_shape(context=1 << 20, gpu_layers=0)
     asked = Wanted(shape, run, case_of("llama-server", shape, run))
     view = HostView("desk", host([], memory_gib=16))
     refused = place(asked, [view]).refusals[0]
@@ -252,7 +253,7 @@ def test_a_candidate_always_fits_and_stops_no_more_than_needed(
     free: list[int], running: list[dict[int, int]], context: int, shape: ModelShape
 ) -> None:
     """Whatever a host looks like: it is in one list, what is offered fits, no stop is for nothing."""
-    run = RunShape(context=context)
+    run = run_shape(context=context)
     facts = host([("8.0", 48, f) for f in free], memory_gib=64)
     busy = [
         Running(f"d{i}", {k: v * GIB for k, v in one.items() if k < len(free)})
