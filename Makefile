@@ -31,8 +31,8 @@ test: setup-dev ## every test, with the real engine (built once into MM_TEST_CAC
 check: setup-dev ## lint, format, types, walls between rooms, migrations, docs
 	@scripts/check
 
-format: setup-dev ## let ruff format the code
-	@$(BIN)/ruff check --fix-only -q . && $(BIN)/ruff format .
+format: setup-dev ## format code and templates
+	@$(BIN)/ruff check --fix-only -q . && $(BIN)/ruff format . && $(BIN)/djangofmt templates
 
 docs: setup-dev ## write the docs that are read out of the code
 	@$(BIN)/python scripts/docs.py

@@ -26,7 +26,7 @@ from deployments.models import (
     User,
 )
 from mmadmin.core.spec.spec import parse_spec
-from tests.panel import PASSWORD, seed
+from tests.panel import PASSWORD, markup, seed
 
 NAME = "mistral-medium-3.5"
 PAGES = (
@@ -117,7 +117,7 @@ def test_an_admin_sees_every_page(admin: Client) -> None:
     for page in (*PAGES, *OPERATOR_PAGES, *ADMIN_PAGES):
         answer = admin.get(address(page))
         assert answer.status_code == 200, page
-        html = answer.content.decode()
+        html = markup(answer)
         assert not re.search(r"<script(?![^>]*\bsrc=)", html), page
         assert not re.search(r"\s(style|onclick|onload|onsubmit)=", html), page
 
@@ -125,7 +125,7 @@ def test_an_admin_sees_every_page(admin: Client) -> None:
 def test_a_viewer_sees_what_is_served(viewer: Client) -> None:
     """A viewer sees deployments and builds; no form but log-out, password and chat."""
     for page in PAGES:
-        html = viewer.get(address(page)).content.decode()
+        html = markup(viewer.get(address(page)))
         posts = re.findall(r'<form[^>]*method="post"[^>]*>', html)
         assert all("/logout/" in form for form in posts), page
 
@@ -135,7 +135,7 @@ def test_a_viewer_is_refused_in_words(viewer: Client) -> None:
     for page in (*OPERATOR_PAGES, *ADMIN_PAGES):
         answer = viewer.get(address(page))
         assert answer.status_code == 403, page
-        assert "it takes the role" in answer.content.decode(), page
+        assert "it takes the role" in markup(answer), page
 
 
 def test_an_operator_issues_no_keys(operator: Client) -> None:
@@ -150,32 +150,32 @@ def test_a_stranger_is_sent_to_the_login(team: dict[str, User], client: Client) 
         answer = client.get(address(page))
         assert answer.status_code == 302, page
         assert answer["Location"].startswith("/login/?next="), page
-    assert "mm password NAME" in client.get("/login/").content.decode()
+    assert "mm password NAME" in markup(client.get("/login/"))
 
 
 def test_fragments_are_the_page_s_own(admin: Client) -> None:
     """A fragment is answered alone, carries an id to be swapped by, and stands in the page too."""
     for part in PARTS:
         where = address(part)
-        fragment = admin.get(where).content.decode()
+        fragment = markup(admin.get(where))
         assert "<html" not in fragment, part
         identity = re.search(r'id="([^"]+)"', fragment)
         assert identity is not None, part
-        whole = admin.get(re.sub(r"[?&]part=[\w-]+", "", where)).content.decode()
+        whole = markup(admin.get(re.sub(r"[?&]part=[\w-]+", "", where)))
         assert f'id="{identity[1]}"' in whole, part
 
 
 def test_a_sheet_is_the_form_alone(operator: Client) -> None:
     """Asked for with X-Sheet, a confirmation comes without the site's frame."""
     answer = operator.get(f"/deployments/{NAME}/stop/", headers={"X-Sheet": "1"})
-    html = answer.content.decode()
+    html = markup(answer)
     assert "<html" not in html
     assert "csrfmiddlewaretoken" in html
 
 
 def test_the_overview_says_what_is_live(viewer: Client) -> None:
     """Live generation, failures and alarms are on the first page."""
-    html = viewer.get("/").content.decode()
+    html = markup(viewer.get("/"))
     assert "generation 5, since" in html
     assert "driver changed" in html
     assert "devstral-small, generation 1" in html
@@ -184,14 +184,14 @@ def test_the_overview_says_what_is_live(viewer: Client) -> None:
 def test_an_empty_installation_names_the_next_step(db: None, client: Client) -> None:
     """The first page of a fresh installation leads to the first deployment."""
     client.force_login(User.objects.create_user("ada", role="admin"))
-    assert "Create the first deployment" in client.get("/").content.decode()
-    assert "Issue the first key" in client.get("/keys/").content.decode()
-    assert "Nothing was built yet" in client.get("/builds/").content.decode()
+    assert "Create the first deployment" in markup(client.get("/"))
+    assert "Issue the first key" in markup(client.get("/keys/"))
+    assert "Nothing was built yet" in markup(client.get("/builds/"))
 
 
 def test_history_shows_who_why_and_how_long(viewer: Client) -> None:
     """The timeline has each generation's author, reason, marks and life."""
-    html = viewer.get(f"/deployments/{NAME}/").content.decode()
+    html = markup(viewer.get(f"/deployments/{NAME}/"))
     assert "Q2_K was too lossy" in html
     assert "pinned" in html
     assert "live 3 d 23 h" in html
@@ -202,21 +202,21 @@ def test_a_roll_back_needs_a_reason(operator: Client) -> None:
     """Without a reason the form comes back with the words beside the field, and nothing happens."""
     answer = operator.post(f"/deployments/{NAME}/generations/2/rollback/", {"reason": " "})
     assert answer.status_code == 422
-    assert "Say why" in answer.content.decode()
+    assert "Say why" in markup(answer)
     assert not Activation.objects.filter(kind="rollback").exists()
 
 
 def test_a_roll_back_is_foreseen(operator: Client) -> None:
     """Overlap or swap by the host's last word, how long requests wait, and of when that word is."""
-    html = operator.get(f"/deployments/{NAME}/generations/2/rollback/").content.decode()
+    html = markup(operator.get(f"/deployments/{NAME}/generations/2/rollback/"))
     assert f"the trial of {NAME}/4 ends" in html
     Replica.objects.exclude(trial=None).delete()
-    html = operator.get(f"/deployments/{NAME}/generations/2/rollback/").content.decode()
+    html = markup(operator.get(f"/deployments/{NAME}/generations/2/rollback/"))
     assert "GPU 0 is short of 17.0 GiB" in html
     assert f"{NAME}/5 comes back by itself" in html
     assert "New requests wait about <strong>1 min 21 s</strong>" in html
     Host.objects.update(facts={})
-    html = operator.get(f"/deployments/{NAME}/generations/2/rollback/").content.decode()
+    html = markup(operator.get(f"/deployments/{NAME}/generations/2/rollback/"))
     assert "its host has not reported yet" in html.lower()
 
 
@@ -231,13 +231,13 @@ def test_a_roll_back_is_asked_for(operator: Client) -> None:
     assert activation.target is not None
     assert activation.target.number == 2
     assert activation.reason == "tool calls stop half-way"
-    assert "Roll back to generation 2" in answer.content.decode()
+    assert "Roll back to generation 2" in markup(answer)
 
 
 def test_a_host_that_has_not_reported_yet(team: dict[str, User], viewer: Client) -> None:
     """Dashes instead of numbers, and no page breaks."""
     Host.objects.create(name="fresh")
-    html = viewer.get("/hosts/").content.decode()
+    html = markup(viewer.get("/hosts/"))
     assert "worker silent, last heard never" in html
     assert viewer.get("/").status_code == 200
 
@@ -248,7 +248,7 @@ def test_a_second_roll_back_is_refused_in_words(operator: Client) -> None:
     operator.post(page, {"reason": "first"})
     answer = operator.post(page, {"reason": "second"})
     assert answer.status_code == 422
-    assert "in the middle of another activation" in answer.content.decode()
+    assert "in the middle of another activation" in markup(answer)
 
 
 @pytest.mark.parametrize(
@@ -272,7 +272,7 @@ def test_a_viewer_s_hand_made_request_changes_nothing(
 def test_a_viewer_s_mark_is_refused(viewer: Client) -> None:
     """A button's request from who may not act comes back with words."""
     answer = viewer.post(f"/deployments/{NAME}/generations/5/mark/", {"mark": "bad"}, follow=True)
-    assert "may not do this" in answer.content.decode()
+    assert "may not do this" in markup(answer)
     assert Generation.objects.get(deployment__name=NAME, number=5).mark == "good"
 
 
@@ -290,7 +290,7 @@ def test_a_wrong_spec_is_explained(operator: Client) -> None:
     """A field that does not exist is named, and the text that was typed is kept."""
     text = seed.smol_spec(engine="11434.0.0").replace("slots = 2", "slotz = 2")
     answer = operator.post("/deployments/new/", {"spec_toml": text, "build": "1"})
-    html = answer.content.decode()
+    html = markup(answer)
     assert answer.status_code == 422
     assert "slotz" in html
     assert "slots" in html
@@ -301,15 +301,15 @@ def test_a_file_that_is_too_large(operator: Client, settings) -> None:
     form = {"spec_toml": "#" * 3_000_000, "reason": ""}
     answer = operator.post("/deployments/new/", form)
     assert answer.status_code == 413
-    page = answer.content.decode()
+    page = markup(answer)
     assert "What was sent is larger than 2.6 MB. Deployment files and notes are small" in page
     assert 'class="frame"' in page
     sheet = operator.post("/deployments/new/", form, headers={"X-Sheet": "1"})
     assert sheet.status_code == 413
-    assert 'class="frame"' not in sheet.content.decode()
+    assert 'class="frame"' not in markup(sheet)
     odd = operator.post("/deployments/new/", {f"f{n}": "" for n in range(1_001)})
     assert odd.status_code == 400
-    assert "This request cannot be read" in odd.content.decode()
+    assert "This request cannot be read" in markup(odd)
     settings.ALLOWED_HOSTS = ["panel.example"]
     stray = operator.get("/", headers={"Host": "elsewhere.example"})
     assert stray.status_code == 400, "also before it is known who asks"
@@ -358,7 +358,7 @@ def test_the_log_is_shown_in_colour_and_escaped(operator: Client) -> None:
     failed = Build.objects.get(state="failed")
     step = failed.steps.get(state="failed")
     step.log.create(build=failed, text="<script>alert(1)</script>\n")
-    html = operator.get(f"/builds/{failed.pk}/").content.decode()
+    html = markup(operator.get(f"/builds/{failed.pk}/"))
     assert '<span class="a31">nvcc fatal</span>' in html
     assert "&lt;script&gt;alert(1)" in html
 
@@ -368,14 +368,12 @@ def test_the_log_as_a_file(viewer: Client) -> None:
     failed = Build.objects.get(state="failed")
     answer = viewer.get(f"/builds/{failed.pk}/log/")
     assert answer["Content-Type"].startswith("text/plain")
-    assert "[159/412] Building" in answer.content.decode()
+    assert "[159/412] Building" in markup(answer)
 
 
 def test_a_key_is_shown_once(admin: Client) -> None:
     """The text stands on the page that answers the form, and nowhere afterwards."""
-    html = admin.post(
-        "/keys/new/", {"owner": "Dana", "deployments": [NAME], "rpm": "60"}
-    ).content.decode()
+    html = markup(admin.post("/keys/new/", {"owner": "Dana", "deployments": [NAME], "rpm": "60"}))
     key = ClientKey.objects.order_by("-pk")[0]
     text = re.search(r"sk-mm-\w{12}-\w{39}", html)
     assert text is not None
@@ -384,14 +382,14 @@ def test_a_key_is_shown_once(admin: Client) -> None:
     assert key.rpm == 60
     assert key.deployments == [NAME]
     for page in ("/keys/", f"/keys/{key.key_id}/", "/audit/"):
-        assert text[0] not in admin.get(page).content.decode()
+        assert text[0] not in markup(admin.get(page))
 
 
 def test_a_key_without_an_owner_is_refused(admin: Client) -> None:
     """The words stand beside the field."""
     answer = admin.post("/keys/new/", {"owner": "", "tokens_per_day": "-4"})
     assert answer.status_code == 422
-    html = answer.content.decode()
+    html = markup(answer)
     assert "say who will use it" in html
     assert 'aria-invalid="true"' in html
 
@@ -418,7 +416,7 @@ def test_suspend_resume_rotate_edit(admin: Client) -> None:
     admin.post(f"{base}/resume/")
     key.refresh_from_db()
     assert key.state == "active"
-    html = admin.post(f"{base}/rotate/").content.decode()
+    html = markup(admin.post(f"{base}/rotate/"))
     assert re.search(r"sk-mm-\w{12}-\w{39}", html)
     admin.post(f"{base}/edit/", {"owner": "Somebody else", "rpm": "5"})
     key.refresh_from_db()
@@ -428,10 +426,10 @@ def test_suspend_resume_rotate_edit(admin: Client) -> None:
 
 def test_key_search(operator: Client) -> None:
     """Search looks at owner, note and prefix."""
-    html = operator.get("/keys/?search=dana").content.decode()
+    html = markup(operator.get("/keys/?search=dana"))
     assert "Dana Ruiz" in html
     assert "Kenji Mori" not in html
-    assert "No key fits" in operator.get("/keys/?search=nobodyatall").content.decode()
+    assert "No key fits" in markup(operator.get("/keys/?search=nobodyatall"))
 
 
 def test_unknown_things_are_404(viewer: Client) -> None:
@@ -439,7 +437,7 @@ def test_unknown_things_are_404(viewer: Client) -> None:
     for page in ("/nope/", "/deployments/nope/", "/builds/99999/"):
         answer = viewer.get(page)
         assert answer.status_code == 404
-        assert "Go to the overview" in answer.content.decode()
+        assert "Go to the overview" in markup(answer)
 
 
 def test_the_number_of_queries_does_not_grow(admin: Client) -> None:
@@ -497,7 +495,7 @@ def test_guessing_is_slowed_down(team: dict[str, User], client: Client, settings
     right = {"username": "vera", "password": PASSWORD}
     answer = client.post("/login/", right)
     assert answer.status_code == 429
-    assert "Too many wrong passwords" in answer.content.decode()
+    assert "Too many wrong passwords" in markup(answer)
     assert client.post("/login/", {"username": "otto", "password": PASSWORD}).status_code == 302
 
 
@@ -506,18 +504,18 @@ def test_own_password_and_tokens(viewer: Client) -> None:
     new = "another long password"
     answer = viewer.post("/account/", {"old": "wrong", "password": new})
     assert answer.status_code == 422
-    assert "not your present password" in answer.content.decode()
+    assert "not your present password" in markup(answer)
     answer = viewer.post("/account/", {"old": PASSWORD, "password": new})
     assert answer.status_code == 302
     assert User.objects.get(username="vera").check_password(new)
-    html = viewer.post("/account/tokens/", {"note": "laptop"}).content.decode()
+    html = markup(viewer.post("/account/tokens/", {"note": "laptop"}))
     text = re.search(r"pat-mm-\w{12}-\w{39}", html)
     assert text is not None
-    page = viewer.get("/account/").content.decode()
+    page = markup(viewer.get("/account/"))
     assert text[0] not in page
     assert "laptop" in page
     viewer.post(f"/account/tokens/{text[0].split('-')[2]}/revoke/")
-    assert "revoked" in viewer.get("/account/").content.decode()
+    assert "revoked" in markup(viewer.get("/account/"))
 
 
 def test_people_come_and_go(admin: Client) -> None:
@@ -535,7 +533,7 @@ def test_people_come_and_go(admin: Client) -> None:
     new.refresh_from_db()
     assert not new.is_active
     answer = admin.post("/people/ada/role/", {"role": "viewer"}, follow=True)
-    assert "last admin" in answer.content.decode()
+    assert "last admin" in markup(answer)
 
 
 def test_usage_as_csv(viewer: Client) -> None:
@@ -553,19 +551,19 @@ def test_form_and_file_follow_each_other(operator: Client) -> None:
         "/deployments/new/fields/",
         {"spec_toml": text, "direction": "form", "f:serve.context": "2048"},
     )
-    html = answer.content.decode()
+    html = markup(answer)
     assert "context = 2048" in html
     assert 'hx-swap-oob="true"' in html
     answer = operator.post(
         "/deployments/new/fields/",
         {"spec_toml": text.replace("context = 4096", "context = 77"), "direction": "file"},
     )
-    assert 'value="77"' in answer.content.decode()
+    assert 'value="77"' in markup(answer)
     answer = operator.post(
         "/deployments/new/fields/",
         {"spec_toml": text.replace("slots = 2", 'slots = "x"'), "direction": "file"},
     )
-    assert 'data-field="serve.slots"' in answer.content.decode()
+    assert 'data-field="serve.slots"' in markup(answer)
 
 
 def test_a_warning_that_was_given_can_be_overruled(operator: Client) -> None:
@@ -574,7 +572,7 @@ def test_a_warning_that_was_given_can_be_overruled(operator: Client) -> None:
     warned = [{"rule": "context-beyond-training", "words": told, "remedy": "less"}]
     build = Build.objects.filter(deployment__name="smollm2-135m").latest("pk")
     Build.objects.filter(pk=build.pk).update(plan={"steps": [], "fit": [{"warnings": warned}]})
-    html = operator.get("/deployments/smollm2-135m/edit/").content.decode()
+    html = markup(operator.get("/deployments/smollm2-135m/edit/"))
     assert told[1:] in html
     row = 'data-row="activation.overrule.context-beyond-training"'
     assert row in html
@@ -586,7 +584,7 @@ def test_a_warning_that_was_given_can_be_overruled(operator: Client) -> None:
             "f:activation.overrule.context-beyond-training": "rope scaling, evaluated",
         },
     )
-    html = answer.content.decode()
+    html = markup(answer)
     assert "[activation.overrule]" in html
     assert "rope scaling, evaluated" in html
     assert "The file is well-formed" in html
@@ -624,7 +622,7 @@ OFFERS = {
 
 def test_the_editor_offers_the_hosts_and_takes_no_nonsense(operator: Client) -> None:
     """Names of hosts to choose from; a generation that is no number is none."""
-    html = operator.get(f"/deployments/{NAME}/edit/").content.decode()
+    html = markup(operator.get(f"/deployments/{NAME}/edit/"))
     assert '<option value="v100-box">' in html
     assert 'list="host-names"' in html
     assert operator.get(f"/deployments/{NAME}/edit/?generation=\u00b2").status_code == 200
@@ -636,9 +634,9 @@ def test_a_hub_repository_is_looked_at(operator: Client) -> None:
     answer = operator.post("/deployments/new/browse/", {"repo": "unsloth/Some-Model-GGUF"})
     job = Browse.objects.get()
     assert answer["Location"] == f"/deployments/new/browse/{job.pk}/"
-    assert "Reading the listing" in operator.get(answer["Location"]).content.decode()
+    assert "Reading the listing" in markup(operator.get(answer["Location"]))
     Browse.objects.filter(pk=job.pk).update(state="succeeded", result=OFFERS)
-    html = operator.get(answer["Location"]).content.decode()
+    html = markup(operator.get(answer["Location"]))
     assert "fits on 2 GPUs" in html
     assert "47 GiB too large" in html
     assert "broken-Q2_K" in html
@@ -653,7 +651,7 @@ def test_a_hub_repository_is_looked_at(operator: Client) -> None:
 def test_nonsense_is_no_repository(operator: Client) -> None:
     """The words come back to the page of a new deployment."""
     answer = operator.post("/deployments/new/browse/", {"repo": "not a repo"}, follow=True)
-    assert "is not a repository" in answer.content.decode()
+    assert "is not a repository" in markup(answer)
 
 
 def test_a_plan_says_whether_it_fits(operator: Client) -> None:
@@ -661,7 +659,7 @@ def test_a_plan_says_whether_it_fits(operator: Client) -> None:
     plan = Build.objects.filter(dry_run=True)[0]
     fit = [{"host": "local", "ok": False, "words": "47 GiB too large", "remedy": "choose Q4_K_M"}]
     Build.objects.filter(pk=plan.pk).update(plan={"fit": fit})
-    html = operator.get(f"/builds/{plan.pk}/").content.decode()
+    html = markup(operator.get(f"/builds/{plan.pk}/"))
     assert "Will it fit?" in html
     assert "47 GiB too large" in html
     assert "Choose Q4_K_M." in html
@@ -673,16 +671,16 @@ def test_a_plan_says_what_is_left_of_the_disk(operator: Client) -> None:
     plan = Build.objects.filter(dry_run=True)[0]
     disk = {"fetch_bytes": 70 * gib, "written_bytes": 140 * gib, "disk_free_bytes": 150 * gib}
     Build.objects.filter(pk=plan.pk).update(plan=disk)
-    assert "10.0 GiB</dd>" in operator.get(f"/builds/{plan.pk}/").content.decode()
+    assert "10.0 GiB</dd>" in markup(operator.get(f"/builds/{plan.pk}/"))
     short = disk | {"disk_free_bytes": 101 * gib, "disk_usable_bytes": 100 * gib}
     Build.objects.filter(pk=plan.pk).update(plan=short)
-    html = operator.get(f"/builds/{plan.pk}/").content.decode()
+    html = markup(operator.get(f"/builds/{plan.pk}/"))
     assert "too little: 40.0 GiB are lacking, for 1.0 GiB must stay free" in html
 
 
 def test_what_the_template_s_patches_change(viewer: Client) -> None:
     """Every conversation before and after: signs and words say what changed, not colour alone."""
-    html = viewer.get(f"/deployments/{NAME}/generations/5/").content.decode()
+    html = markup(viewer.get(f"/deployments/{NAME}/generations/5/"))
     shown = html.split('id="rendering"')[1].split("</section>")[0]
     assert "the default of reasoning_effort is none" in shown
     assert re.findall(r'<summary><span class="strong">([\w-]+)</span>', shown) == [
@@ -696,14 +694,14 @@ def test_what_the_template_s_patches_change(viewer: Client) -> None:
     assert "renders now" in shown
     assert "must be none or high, got medium" in shown
     assert "the same" in shown
-    other = viewer.get("/deployments/smollm2-135m/generations/1/").content.decode()
+    other = markup(viewer.get("/deployments/smollm2-135m/generations/1/"))
     assert 'id="rendering"' not in other
 
 
 def test_memory_predicted_and_measured(viewer: Client) -> None:
     """Generation and host say part by part how far the prediction was off, in words too."""
     for page in (f"/deployments/{NAME}/generations/5/", "/hosts/"):
-        html = viewer.get(page).content.decode()
+        html = markup(viewer.get(page))
         rows = re.findall(
             r'<td class="lead">(GPU \d)</td>.*?>([\d.]+ GiB)</td>.*?>([\d.]+ GiB)</td>(.*?)</tr>',
             html,
@@ -717,46 +715,46 @@ def test_memory_predicted_and_measured(viewer: Client) -> None:
 
 def test_who_holds_a_machine_without_cards(viewer: Client) -> None:
     """Main memory names its engines by what they were measured to hold, and the rest."""
-    html = viewer.get("/").content.decode()
+    html = markup(viewer.get("/"))
     assert "smollm2-135m/1 304 MiB" in html
     assert "Memory: 7.0 of 24.0 GiB in use (smollm2-135m/1, everything else)" in html
     report = Replica.objects.get(generation__deployment__name="smollm2-135m").generation
     report.probe_report = {"memory": [{"part": "main memory", "measured": 30 * 2**30}]}
     report.save()
-    html = viewer.get("/").content.decode()
+    html = markup(viewer.get("/"))
     assert "24.0 of 24.0 GiB in use (smollm2-135m/1)" in html
 
 
 def test_what_was_measured_side_by_side(viewer: Client) -> None:
     """Each probed generation with its figures, the live one named; and what there is without any."""
     page = f"/deployments/{NAME}/measured/"
-    html = viewer.get(page).content.decode()
+    html = markup(viewer.get(page))
     assert html.index("Generation 5") < html.index("Generation 4")
     assert "9.1 tok/s" in html
     assert "95.9 GiB" in html
     Generation.objects.update(probe_report={"rows": []})
-    assert "Generation 5" in viewer.get(page).content.decode()
+    assert "Generation 5" in markup(viewer.get(page))
     Generation.objects.update(probe_report=None)
-    assert "Nothing is measured yet" in viewer.get(page).content.decode()
+    assert "Nothing is measured yet" in markup(viewer.get(page))
 
 
 def test_an_engine_s_log_is_read_on_its_host(operator: Client, viewer: Client, settings) -> None:
     """Its end, escaped and in colour; other hosts are named; a viewer reads why not."""
     page = "/deployments/smollm2-135m/generations/1/log/"
-    assert "No lines yet" in operator.get(page).content.decode()
+    assert "No lines yet" in markup(operator.get(page))
     replica = Replica.objects.get(generation__deployment__name="smollm2-135m")
     folder = settings.HOME.logs / "engines"
     folder.mkdir(parents=True, exist_ok=True)
     text = "x" * 200_000 + "\nload: \x1b[31m<b>slow</b>\x1b[0m\nslot 0 is free\n"
     (folder / f"{replica.uid}.log").write_text(text)
-    html = operator.get(f"{page}?part=lines").content.decode()
+    html = markup(operator.get(f"{page}?part=lines"))
     assert html.count("data-line") == 2
     assert '<span class="a31">&lt;b&gt;slow&lt;/b&gt;</span>' in html
     answer = operator.get(f"{page}?download")
     assert answer.content.decode().endswith("slot 0 is free\n")
     assert replica.uid in answer["Content-Disposition"]
     assert viewer.get(page).status_code == 403
-    away = operator.get(f"/deployments/{NAME}/generations/5/log/").content.decode()
+    away = markup(operator.get(f"/deployments/{NAME}/generations/5/log/"))
     assert "It is on v100-box" in away
     assert f"mm logs {NAME}/5" in away
     assert operator.get(f"/deployments/{NAME}/generations/1/log/").status_code == 404
@@ -765,13 +763,13 @@ def test_an_engine_s_log_is_read_on_its_host(operator: Client, viewer: Client, s
 def test_settings_that_make_no_generation(operator: Client, viewer: Client) -> None:
     """They are shown as they are, changed at once and in the audit log; nonsense stands beside its field."""
     page = f"/deployments/{NAME}/settings/"
-    html = operator.get(page).content.decode()
+    html = markup(operator.get(page))
     assert 'name="keep_generations" value="5"' in html
     changed = {"description": "for <legal>", "keep_generations": "9"}
     assert operator.post(page, changed)["Location"] == f"/deployments/{NAME}/"
     of = Deployment.objects.get(name=NAME)
     assert (of.description, of.keep_generations, of.auto_rollback) == ("for <legal>", 9, False)
-    assert "for &lt;legal&gt;" in viewer.get(f"/deployments/{NAME}/").content.decode()
+    assert "for &lt;legal&gt;" in markup(viewer.get(f"/deployments/{NAME}/"))
     assert AuditEvent.objects.filter(verb="deployment.configure").count() == 1
     wrong = operator.post(page, {"keep_generations": "0"})
     assert wrong.status_code == 422
@@ -785,23 +783,23 @@ def test_a_mark_says_why(operator: Client, viewer: Client) -> None:
     form = {"from": "generation", "mark": "bad", "reason": "loops on <b>long</b> results"}
     answer = operator.post(f"{page}mark/", form)
     assert answer["Location"] == page
-    html = operator.get(page).content.decode()
+    html = markup(operator.get(page))
     assert f"{NAME}/3 is bad: loops on &lt;b&gt;long&lt;/b&gt; results" in html
     assert "Not bad any more" in html
     operator.post(f"{page}pin/", {"from": "generation", "on": "1", "reason": "the last Q5"})
-    html = viewer.get(page).content.decode()
+    html = markup(viewer.get(page))
     assert f"pin {NAME}/3: the last Q5" in html
     assert "said-reason" not in html
 
 
 def test_the_store_is_cared_for(operator: Client, viewer: Client) -> None:
     """A collection is asked about first; what a worker found stands on the page, for viewers too."""
-    assert "Collect what nobody needs?" in operator.get("/store/care/gc/").content.decode()
+    assert "Collect what nobody needs?" in markup(operator.get("/store/care/gc/"))
     assert not Care.objects.exists()
     assert operator.post("/store/care/gc/")["Location"] == "/store/"
     job = Care.objects.get()
     assert (job.kind, job.state, job.host.name) == ("gc", "queued", "local")
-    again = operator.post("/store/care/gc/", follow=True).content.decode()
+    again = markup(operator.post("/store/care/gc/", follow=True))
     assert "under way on local already" in again
     result = {
         "freed_bytes": 3 * 2**30,
@@ -813,7 +811,7 @@ def test_the_store_is_cared_for(operator: Client, viewer: Client) -> None:
         "seconds": 1.0,
     }
     Care.objects.update(state="succeeded", result=result)
-    html = viewer.get("/store/?part=care").content.decode()
+    html = markup(viewer.get("/store/?part=care"))
     assert "Freed <strong>3.0 GiB</strong>: 2 objects and 5 files went, 7 objects stayed." in html
     assert "mistral-medium-3.5/1" in html
     assert "<form" not in html
@@ -824,7 +822,7 @@ def test_damage_and_progress_of_a_verification(operator: Client) -> None:
     """How far it is while it reads, with a way to end it; then what is damaged and how to mend it."""
     operator.post("/store/care/verify-contents/")
     Care.objects.update(state="running", progress_done=2**30, progress_total=4 * 2**30)
-    html = operator.get("/store/?part=care").content.decode()
+    html = markup(operator.get("/store/?part=care"))
     assert "1.0 GiB of 4.0 GiB read" in html
     operator.post(re.findall(r'action="(/store/cancel/\d+/)"', html)[0])
     assert Care.objects.get().cancel_requested_at is not None
@@ -844,7 +842,7 @@ def test_damage_and_progress_of_a_verification(operator: Client) -> None:
         "damaged": damaged,
     }
     Care.objects.update(state="succeeded", result=result)
-    html = operator.get("/store/").content.decode()
+    html = markup(operator.get("/store/"))
     assert "1 damaged, 0 missing" in html
     assert "m.gguf is gone" in html
     assert "mm store repair" in html
@@ -859,7 +857,7 @@ def test_the_doctor_is_asked_on_the_hosts_page(operator: Client, viewer: Client)
         {"name": "clock", "level": "fail", "fact": "it is 400 s late", "remedy": "set up NTP"},
     ]
     Care.objects.update(state="succeeded", result={"checks": checks})
-    html = viewer.get("/hosts/").content.decode()
+    html = markup(viewer.get("/hosts/"))
     assert "→ set up NTP" in html
     assert html.index("it is 400 s late") < html.index("much is free")
     assert "/examine/" not in html
@@ -883,7 +881,7 @@ def test_one_s_own_logins(team: dict[str, User]) -> None:
     for client, name in ((laptop, "vera"), (phone, "vera"), (other, "otto")):
         answer = client.post("/login/", {"username": name, "password": PASSWORD})
         assert answer.status_code == 302
-    html = laptop.get("/account/").content.decode()
+    html = markup(laptop.get("/account/"))
     assert "Firefox on Linux" in html
     assert "Safari on iPhone" in html
     assert "10.0.0.2" in html
@@ -892,7 +890,7 @@ def test_one_s_own_logins(team: dict[str, User]) -> None:
     assert phone.session.session_key not in html
     ends = re.findall(r'action="(/account/sessions/\w+/)"', html)
     assert len(ends) == 1
-    assert "ended already" in other.post(ends[0], follow=True).content.decode()
+    assert "ended already" in markup(other.post(ends[0], follow=True))
     assert phone.get("/account/").status_code == 200
     assert laptop.post(ends[0]).status_code == 302
     assert phone.get("/account/").status_code == 302
@@ -931,27 +929,27 @@ def test_many_logins_and_people_come_in_pages(admin: Client, team: dict[str, Use
     """Each list of a page turns by itself; people are searched by name and address."""
     for _ in range(23):
         Client().force_login(team["ada"])
-    html = admin.get("/account/?logins=2").content.decode()
+    html = markup(admin.get("/account/?logins=2"))
     assert html.count('<span class="strong">') == 10
     assert 'href="?logins=1"' in html
     assert 'href="?logins=3"' in html
     for n in range(120):
         User.objects.create(username=f"p{n:03}", email=f"p{n:03}@example.net", role="viewer")
-    html = admin.get("/people/").content.decode()
+    html = markup(admin.get("/people/"))
     assert "124 people, page 1 of 3" in html
     assert "p119" not in html
-    html = admin.get("/people/?search=P119@").content.decode()
+    html = markup(admin.get("/people/?search=P119@"))
     assert "p119@example.net" in html
     assert "p118" not in html
-    assert "Nobody fits" in admin.get("/people/?search=zzz").content.decode()
+    assert "Nobody fits" in markup(admin.get("/people/?search=zzz"))
 
 
 def test_a_trial_is_begun_from_its_form(operator: Client) -> None:
     """What can be tried is offered, wrong input stays in the form, and the playground is next."""
-    page = operator.get("/playground/trial/").content.decode()
+    page = markup(operator.get("/playground/trial/"))
     assert "There is nothing to try" in page, "the only one that could be is on trial"
     ended("succeeded")
-    page = operator.get(f"/playground/trial/?which={NAME}/2").content.decode()
+    page = markup(operator.get(f"/playground/trial/?which={NAME}/2"))
     assert f'<option value="{NAME}/2" selected>' in page
     assert f'value="{NAME}/5"' not in page, "it is live"
     good = {"which": f"{NAME}/2", "minutes": "15", "reason": "see"}
@@ -985,23 +983,23 @@ def test_a_trial_that_failed_says_why(operator: Client, viewer: Client) -> None:
     ended("failed", error=error)
     for client in (operator, viewer):
         for page in ("/playground/", f"/deployments/{NAME}/generations/4/"):
-            html = client.get(page).content.decode()
+            html = markup(client.get(page))
             assert "it does not fit beside what runs" in html, page
             assert "Stop other first." in html, page
     Trial.objects.filter(generation__number=4).update(ended_at=timezone.now() - timedelta(hours=1))
-    assert "does not fit" not in operator.get("/playground/").content.decode(), "old news"
+    assert "does not fit" not in markup(operator.get("/playground/")), "old news"
 
 
 def test_only_what_answers_can_be_asked(viewer: Client) -> None:
     """A trial that starts is named but cannot be chosen yet; one that ends is no choice any more."""
-    page = viewer.get("/playground/").content.decode()
+    page = markup(viewer.get("/playground/"))
     assert re.search(rf'<option value="{NAME}/4"[^>]*data-trial>', page)
     Trial.objects.filter(generation__number=4).update(phase="probe", opened_at=None, ends_at=None)
-    page = viewer.get("/playground/").content.decode()
+    page = markup(viewer.get("/playground/"))
     assert re.search(rf'<option value="{NAME}/4"[^>]*data-trial disabled>', page)
     assert "loading and proving the engine" in page
     Trial.objects.filter(generation__number=4).update(phase="drain")
-    assert f'value="{NAME}/4"' not in viewer.get("/playground/").content.decode()
+    assert f'value="{NAME}/4"' not in markup(viewer.get("/playground/"))
 
 
 def test_a_build_says_what_it_waits_for(viewer: Client, settings) -> None:
@@ -1010,14 +1008,14 @@ def test_a_build_says_what_it_waits_for(viewer: Client, settings) -> None:
     running = Build.objects.get(state="running")
     Build.objects.filter(pk=running.pk).update(lease_expires_at=timezone.now() + timedelta(hours=1))
     queued = Build.objects.create(host=running.host, spec_toml="")
-    text = viewer.get(f"/builds/{queued.pk}/").content.decode()
+    text = markup(viewer.get(f"/builds/{queued.pk}/"))
     assert "Waiting for a free place: 1 build runs (MM_BUILDS_AT_ONCE)" in text
     running.steps.filter(state="running").update(state="waiting", waits_for="build 3 of other/1")
-    text = viewer.get(f"/builds/{running.pk}/").content.decode()
+    text = markup(viewer.get(f"/builds/{running.pk}/"))
     assert "Waits for build 3 of other/1 (the same step is being built)" in text
     running.steps.filter(state="waiting").update(waits_for="")
     Build.objects.filter(pk=running.pk).update(state="succeeded")
-    text = viewer.get(f"/builds/{queued.pk}/").content.decode()
+    text = markup(viewer.get(f"/builds/{queued.pk}/"))
     assert "Waiting for the host's worker" in text
 
 
@@ -1028,6 +1026,6 @@ def test_every_build_under_way_is_on_the_deployment_s_page(viewer: Client) -> No
         Build.objects.create(deployment=deployment, host=deployment.host, spec_toml="")
         for _ in range(2)
     ]
-    text = viewer.get(f"/deployments/{NAME}/").content.decode()
+    text = markup(viewer.get(f"/deployments/{NAME}/"))
     first, second = (text.index(f"Build {build.pk}</a>") for build in made)
     assert second < first

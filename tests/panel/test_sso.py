@@ -17,7 +17,7 @@ from django.test import Client, RequestFactory
 from deployments.accounts import oidc
 from deployments.models import AuditEvent, Role, User
 from mmadmin.core.errors import Unreachable
-from tests.panel import PASSWORD
+from tests.panel import PASSWORD, markup
 from tests.panel.provider import CLIENT, SECRET, Provider, provider
 
 WayIn = Callable[..., Any]
@@ -59,7 +59,7 @@ def test_a_new_person_is_a_viewer(come: WayIn, client: Client) -> None:
     assert AuditEvent.objects.filter(actor=nora, verb="user.create").exists()
     assert client.get("/hosts/").status_code == 200
     assert client.get("/keys/").status_code == 403
-    html = client.get("/account/").content.decode()
+    html = markup(client.get("/account/"))
     assert "Change the password" not in html
     come(Client())
     assert User.objects.filter(username__startswith="nora").count() == 1
@@ -69,10 +69,10 @@ def test_the_button_stands_only_where_it_works(
     team: dict[str, User], at: Provider, client: Client, settings: Any
 ) -> None:
     """With the provider's name where there is one; else no button and no such page."""
-    assert "Log in with Example ID" in client.get("/login/").content.decode()
-    assert "/login/oidc/?next=/hosts/" in client.get("/login/?next=/hosts/").content.decode()
+    assert "Log in with Example ID" in markup(client.get("/login/"))
+    assert "/login/oidc/?next=/hosts/" in markup(client.get("/login/?next=/hosts/"))
     settings.OIDC_ISSUER = ""
-    assert "Log in with" not in client.get("/login/").content.decode()
+    assert "Log in with" not in markup(client.get("/login/"))
     assert client.get("/login/oidc/").status_code == 404
     assert client.get("/login/oidc/callback/?code=x&state=y").status_code == 404
 
@@ -119,7 +119,7 @@ def test_who_was_switched_off_stays_out(come: WayIn, client: Client) -> None:
     come(Client())
     User.objects.filter(username="nora").update(is_active=False)
     assert come(client)["Location"] == "/login/"
-    assert "did not let you in" in client.get("/login/").content.decode()
+    assert "did not let you in" in markup(client.get("/login/"))
 
 
 LIES: tuple[dict[str, Any], ...] = (
@@ -191,7 +191,7 @@ def test_passwords_work_beside_it_even_when_it_is_down(
     """A provider that is away, is another, or is asked in the clear says so on the login page."""
     settings.OIDC_ISSUER = "http://127.0.0.1:9"
     assert client.get("/login/oidc/")["Location"] == "/login/"
-    html = client.get("/login/").content.decode()
+    html = markup(client.get("/login/"))
     assert "does not answer" in html
     assert client.post("/login/", {"username": "vera", "password": PASSWORD}).status_code == 302
     settings.OIDC_ISSUER = f"{at.issuer}/"
