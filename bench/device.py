@@ -3,7 +3,7 @@
 The engine is built by our own recipe for the GPUs that are visible (for the CPU where there is
 none), a model of the first deployment's shape is made (88 layers, 12288 wide, Q4_K; its file is
 sparse), launched under our own supervisor and proved by our own readiness check. Then what its
-process holds on each GPU is compared with the prediction, before and after a long prompt.
+process holds on each GPU is compared with the made, before and after a long prompt.
 
 For machines without a network: `--source` names llama.cpp's source archive (an sdist, or any
 archive with a `llama.cpp` folder), `--vocabulary` one of its vocabulary files. Ends with 1 when a
@@ -33,9 +33,14 @@ from mmadmin.core.build.builder import realise
 from mmadmin.core.build.derivation import Derivation
 from mmadmin.core.build.recipe import PathSource
 from mmadmin.core.engines.llama_server.engine import ENGINE
-from mmadmin.core.engines.llama_server.memory import Prediction
-from mmadmin.core.engines.llama_server.memory_report import Row, compare_buffers, compare_devices
 from mmadmin.core.engines.protocol import LaunchSpec, Seat, System
+from mmadmin.core.fit.estimate import (
+    Estimate,
+    Row,
+    compare_buffers,
+    compare_devices,
+    device_of,
+)
 from mmadmin.core.fit.facts import HostFacts
 from mmadmin.core.formats.gguf.header import TENSOR_TYPES, GgufHeader, read_header
 from mmadmin.core.home import Home
@@ -45,7 +50,7 @@ from mmadmin.core.spec.spec import Spec, parse_spec
 from mmadmin.core.store import Store, hash_file
 from mmadmin.host import engine_process
 from mmadmin.host.facts import host_facts
-from mmadmin.host.fit import predict_system
+from mmadmin.host.fit import shape_of_model
 from mmadmin.host.readiness import wait_ready
 from mmadmin.host.supervisor import Supervisor
 from tests.support.engine import ENGINE_SOURCE, QUIET, toolbox_for
@@ -133,12 +138,15 @@ def run(chosen: argparse.Namespace, home: Home) -> int:
         engine=engine,
         model=model,
         template=None,
-        options=replace(spec.serve, flags={"verbosity": 4}),
+        options={**spec.serve, "flags": {"verbosity": 4}},
         engine_kind="llama-server",
         alias="device",
     )
-    prediction = predict_system(system, facts, devices)
-    numbers = serve(home, system, prediction, devices)
+    cards = [device_of(gpu) for gpu in facts.gpus if gpu.index in devices]
+    made = ENGINE.memory.estimate(
+        shape_of_model(model), system.options, cards, cpu_features=facts.cpu_features
+    )
+    numbers = serve(home, system, made, devices)
     show(numbers["rows"])
     print(json.dumps(numbers["speed"], indent=1))
     if chosen.json:
@@ -235,7 +243,7 @@ def fill(path: Path, header: GgufHeader) -> None:
                 file.write(blocks.tobytes())
 
 
-def serve(home: Home, system: System, prediction: Prediction, devices: list[int]) -> dict[str, Any]:
+def serve(home: Home, system: System, made: Estimate, devices: list[int]) -> dict[str, Any]:
     """Launch under our supervisor, prove, measure, ask, measure again, stop."""
     launch = ENGINE.launch(
         system, Seat("127.0.0.1", engine_process.free_port(29000), devices=tuple(devices))
@@ -246,24 +254,22 @@ def serve(home: Home, system: System, prediction: Prediction, devices: list[int]
     try:
         engine_process.start(home, "device", launch, SECRET)
         ready = wait_ready(home, "device", launch, SECRET, on_progress=print)
-        rows = held_rows(prediction, devices, free, "idle")
-        speed = ask(launch, prediction.context)
-        rows += held_rows(prediction, devices, free, "after")
+        rows = held_rows(made, devices, free, "idle")
+        speed = ask(launch, made.context)
+        rows += held_rows(made, devices, free, "after")
         lines = home.engine_log("device").read_text(errors="replace").splitlines()
-        rows += compare_buffers(prediction, lines)
+        rows += compare_buffers(made, ENGINE.memory.measured_buffers(lines))
         engine_process.stop(home, "device", port=launch.port, recorded=ready.process)
         return {"rows": rows, "speed": {"ready_after_s": ready.ready_after_ms / 1000, **speed}}
     finally:
         supervisor.shutdown(60, lambda _line: None)
 
 
-def held_rows(
-    prediction: Prediction, devices: list[int], free: dict[int, int], when: str
-) -> list[Row]:
-    """What is less free on each GPU than before the start, beside the prediction."""
+def held_rows(made: Estimate, devices: list[int], free: dict[int, int], when: str) -> list[Row]:
+    """What is less free on each GPU than before the start, beside the made."""
     now = {gpu.index: gpu.memory_free_bytes for gpu in host_facts().gpus}
     held = {position: free[index] - now[index] for position, index in enumerate(devices)}
-    return [replace(row, part=f"{row.part} {when}") for row in compare_devices(prediction, held)]
+    return [replace(row, part=f"{row.part} {when}") for row in compare_devices(made, held)]
 
 
 def ask(launch: LaunchSpec, context: int) -> dict[str, Any]:

@@ -19,9 +19,9 @@ from pathlib import Path
 from bench.fit_models import RECIPES, Recipe, write
 from mmadmin.core.build.recipe import Json
 from mmadmin.core.engines.llama_server.engine import ENGINE
-from mmadmin.core.engines.llama_server.memory import predict
-from mmadmin.core.engines.llama_server.memory_report import Row, compare_buffers
+from mmadmin.core.engines.llama_server.memory_model import MEMORY
 from mmadmin.core.engines.protocol import Seat, System
+from mmadmin.core.fit.estimate import Row, compare_buffers
 from mmadmin.core.formats.gguf.header import read_header
 from mmadmin.core.formats.gguf.shape import shape_of_headers
 from mmadmin.host.engine_process import free_port
@@ -59,23 +59,23 @@ def measure(recipe: Recipe, engine: EngineStore, folder: Path) -> list[Row]:
     """Make a model, predict, serve it once, compare. The file is removed."""
     model = folder / f"{recipe.name}.gguf"
     write(recipe, engine.path("engine-source") / "models" / recipe.vocabulary, model)
-    prediction = predict(
+    made = MEMORY.estimate(
         shape_of_headers([read_header(model)]),
-        ENGINE.read_options(recipe.serve).run_shape(),
+        recipe.serve,
         cpu_features=host_facts().cpu_features,
     )
     system = System(
         engine=engine.path("engine"),
         model=model,
         template=None,
-        options=ENGINE.read_options({**recipe.serve, "flags": VERBOSE}),
+        options={**recipe.serve, "flags": VERBOSE},
         engine_kind="llama-server",
         alias=recipe.name,
     )
     launch = ENGINE.launch(system, Seat("127.0.0.1", free_port(29000)))
     lines = serve_once(list(launch.argv), {**launch.env, launch.secret_env: "bench"})
     model.unlink()
-    found = compare_buffers(prediction, lines)
+    found = compare_buffers(made, MEMORY.measured_buffers(lines))
     if not found:
         raise SystemExit(f"{recipe.name}: the engine named no buffers:\n" + "\n".join(lines[-20:]))
     return found

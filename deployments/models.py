@@ -7,7 +7,7 @@ Rows of history (transitions, audit events, log chunks, usage) are written once.
 from __future__ import annotations
 
 import hashlib
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from django.conf import settings
 from django.contrib.auth.models import AbstractUser
@@ -22,6 +22,9 @@ from mmadmin.core.generations.activation import Walk, may_cancel, resumed
 from mmadmin.core.generations.lifecycle import GenerationState, JobState, waits_words
 from mmadmin.core.generations.trial import END, MINUTES, Phase, Standing, standing
 from mmadmin.core.process_identity import ProcessIdentity
+
+if TYPE_CHECKING:
+    from mmadmin.core.fit.placement import Footprint
 
 
 class Role(models.TextChoices):
@@ -192,7 +195,7 @@ class Generation(models.Model):
     """What its template makes of each conversation of the matrix, in the sandbox:
     `{name: {"output"} | {"error"}}`; null = not known."""
     needs = models.JSONField(null=True, blank=True)
-    """The memory that its engine was predicted to hold (`core.fit.preview.Footprint`)."""
+    """The memory that its engine was predicted to hold (`core.fit.placement.Footprint`)."""
     size_bytes = models.BigIntegerField(default=0)
     """Of its closure: every object that it needs at run time."""
     created_at = models.DateTimeField(default=timezone.now, editable=False)
@@ -621,6 +624,8 @@ class Replica(models.Model):
         Trial, on_delete=models.SET_NULL, null=True, blank=True, related_name="replicas"
     )
     """The trial that it belongs to; null = it serves the live generation, or is to."""
+    devices = models.JSONField(null=True, blank=True)
+    """The GPUs of its seat, each `{"index", "uuid"}`; null = placement chose none for it."""
     launch = models.JSONField(default=dict)
     """argv and environment without secrets."""
     checked_at = models.DateTimeField(null=True, blank=True)
@@ -651,6 +656,19 @@ class Replica(models.Model):
                 name="one_replica_a_port",
             ),
         ]
+
+    @property
+    def gpu_indices(self) -> list[int] | None:
+        """The GPUs of its seat; None = every GPU that its host has."""
+        return None if self.devices is None else [gpu["index"] for gpu in self.devices]
+
+    @property
+    def footprint(self) -> Footprint | None:
+        """The memory that it was predicted to hold on its GPUs; None = it was not."""
+        from mmadmin.core.fit.placement import footprint_on, footprints_from_json
+
+        needs = self.generation.needs
+        return footprint_on(footprints_from_json(needs), self.gpu_indices) if needs else None
 
     @property
     def process(self) -> ProcessIdentity | None:

@@ -205,7 +205,7 @@ class Walker(Engines):
             room = self._make_room(target, running[0] if running else None)
         mode = self._choose(target, room, has_previous=bool(running))
         lease.write(self.activation, mode=mode.value)
-        self.recorder.log(f"{mode.value} of {target.uid}: {room.words}")
+        self.recorder.log(f"{mode.value} of {target.uid}: {room.message}")
 
     def _make_room(self, target: Generation, running: Replica | None) -> Beside:
         """Whether there is memory beside what runs; trials end where that makes room.
@@ -228,7 +228,7 @@ class Walker(Engines):
         """Overlap or swap. Raises `DoesNotFit` or `Conflict` when neither can be."""
         if room.mode == "refuse":
             raise DoesNotFit(
-                f"{target.uid} does not fit: {room.words}",
+                f"{target.uid} does not fit: {room.message}",
                 remedy="use a smaller quant or context, or stop other deployments",
                 **room.as_json(),
             )

@@ -112,7 +112,7 @@ class Hands(Protocol):
         """What a build asks before it builds: other hosts' stores; None where none is set up."""
         ...
 
-    def describe(self, system: str) -> Description:
+    def describe(self, system: str, spec: Spec) -> Description:
         """What a built system is, for the record."""
         ...
 
@@ -180,7 +180,7 @@ def run(recorder: Recorder[Build], hands: Hands) -> None:
             _compare(generation, system)
             return
         system = _realise(recorder, hands, goal, store, generation)
-        _finish(recorder, generation, system, hands.describe(system))
+        _finish(recorder, generation, system, hands.describe(system, spec))
 
 
 def _compare(generation: Generation, system: str) -> None:

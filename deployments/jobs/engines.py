@@ -22,6 +22,7 @@ from deployments.broker import feed
 from deployments.jobs import gates, lease
 from deployments.jobs.recorder import Recorder
 from deployments.models import Generation, Host, Replica, ReplicaState, Trial
+from mmadmin.core.build.recipe import Json
 from mmadmin.core.engines.protocol import LaunchSpec, Seat
 from mmadmin.core.errors import Conflict, ProbeFailed, Unreachable
 from mmadmin.core.fit.placement import Beside
@@ -55,6 +56,10 @@ class Hands(Protocol):
 
         It is looked at as if the engines of `gone` had ended.
         """
+        ...
+
+    def gpus(self, generation: Generation) -> list[dict[str, Json]] | None:
+        """The GPUs that it starts on now, each `{"index", "uuid"}`; None = the machine has none."""
         ...
 
     def launch(self, generation: Generation, seat: Seat) -> LaunchSpec:
@@ -161,7 +166,8 @@ class Engines:
         found = self._replicas(generation)
         replica = found[0] if found else self._seat(generation)
         launch = self.hands.launch(generation, seat_of(replica))
-        self.recorder.log(f"{replica.uid} on port {replica.port}")
+        gpus = "".join(f", GPU {index}" for index in replica.gpu_indices or ())
+        self.recorder.log(f"{replica.uid} on port {replica.port}{gpus}")
         Replica.objects.filter(pk=replica.pk).update(
             launch={"argv": list(launch.argv), "env": dict(launch.env)},
             slots=launch.probe.slots,
@@ -170,16 +176,19 @@ class Engines:
         self.hands.start(replica, launch)
 
     def _seat(self, generation: Generation) -> Replica:
-        """A replica row with a free port: the database decides between two that want it."""
+        """A replica row with a port and GPUs: the database decides between two that want them."""
         host = self.recorder.job.host
         for port in ports(host, self.hands.port_is_free):
             try:
                 with lease.fenced(self.recorder.job):
+                    # two that start at once must see each other's GPUs
+                    Host.objects.select_for_update().get(pk=host.pk)
                     return Replica.objects.create(
                         uid=new_uid(generation),
                         generation=generation,
                         host=host,
                         port=port,
+                        devices=self.hands.gpus(generation),
                         **self._belongs_to(),
                     )
             except IntegrityError:
@@ -288,4 +297,6 @@ def new_uid(generation: Generation) -> str:
 
 def seat_of(replica: Replica) -> Seat:
     """Where a replica sits."""
-    return Seat(host="127.0.0.1", port=replica.port)
+    devices = replica.gpu_indices
+    uuids = [str(gpu["uuid"]) for gpu in replica.devices or ()]
+    return Seat(host="127.0.0.1", port=replica.port, devices=devices, uuids=uuids)

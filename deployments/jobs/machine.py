@@ -10,12 +10,13 @@ import logging
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
 from django.conf import settings
 
 from deployments.jobs.builds import Description
-from deployments.models import Generation, Replica
+from deployments.models import Generation, Replica, ReplicaState
 from mmadmin.core import catalog
 from mmadmin.core.access import engine_secret
 from mmadmin.core.build.builder import StepTools
@@ -23,23 +24,32 @@ from mmadmin.core.build.derivation import Derivation
 from mmadmin.core.build.recipe import Json, Recipe
 from mmadmin.core.engines.protocol import LaunchSpec, Seat, System
 from mmadmin.core.engines.system import read_system
-from mmadmin.core.errors import Conflict, InvalidModel, MmError
-from mmadmin.core.fit.facts import HostFacts
-from mmadmin.core.fit.placement import Beside, HostView, Running, freed
-from mmadmin.core.fit.preview import footprint
+from mmadmin.core.errors import Conflict, InvalidModel, MmError, ProbeFailed
+from mmadmin.core.fit.facts import HostFacts, host_facts_from_json
+from mmadmin.core.fit.placement import (
+    Beside,
+    HostView,
+    Running,
+    Wanted,
+    choose_seat,
+    footprints_as_json,
+    freed,
+    promised,
+    seats,
+)
 from mmadmin.core.home import Home
 from mmadmin.core.process_identity import ProcessIdentity
 from mmadmin.core.recipes.patch_template import rendering_of
 from mmadmin.core.spec.assemble import assemble
 from mmadmin.core.spec.lock import Lock
-from mmadmin.core.spec.spec import ActivationSpec, Spec
+from mmadmin.core.spec.spec import ActivationSpec, Spec, parse_spec
 from mmadmin.core.store import Staging, Store
 from mmadmin.core.store.substitute import Substituter
 from mmadmin.core.store.verify import require_intact
 from mmadmin.host import engine_process, fit
 from mmadmin.host.doctor import Patient, run_checks
 from mmadmin.host.drift import drift
-from mmadmin.host.facts import host_facts
+from mmadmin.host.facts import driver_and_gpus, host_facts
 from mmadmin.host.hub import Hub
 from mmadmin.host.probe import ask_rest, liveness, prove, work
 from mmadmin.host.readiness import is_loading, wait_ready
@@ -50,6 +60,8 @@ from mmadmin.host.toolbox import HostConfig, HostToolbox
 
 log = logging.getLogger(__name__)
 
+LOG_LINES = 2000
+"""Of an engine's log that are read for what it says about memory."""
 PROOF_S = 60
 """How long an engine that has loaded may take to show that it is the right one and answers."""
 
@@ -86,8 +98,8 @@ class Machine:
         self, spec: Spec, lock: Lock, running: Sequence[Replica]
     ) -> tuple[Sequence[str], Any] | None:
         """Whether the model will fit, before it is fetched."""
-        told = fit.before_download(spec, lock, self._view(running))
-        return None if told is None else (told.words, told.answer)
+        found = fit.before_download(spec, lock, self._view(running))
+        return None if found is None else (found.messages, found.answer)
 
     def _view(self, running: Sequence[Replica]) -> HostView:
         """The machine with what runs on it."""
@@ -105,7 +117,7 @@ class Machine:
         """Other hosts' stores, where `substituters.json` names some."""
         return open_substituter(self.home, store, report=log)
 
-    def describe(self, system: str) -> Description:
+    def describe(self, system: str, spec: Spec) -> Description:
         """What a built system is, for the record."""
         store = self.store()
         found = read_system(store.object_path(system))
@@ -117,7 +129,7 @@ class Machine:
             template=template,
             size_bytes=sum(part.size for part in sizes if part is not None),
             rendering=rendering_of(found.template) if found.template else None,
-            needs=self._needs(found),
+            needs=self._needs(found, spec),
             model_report=dict(found.facts.metadata) if found.facts else None,
             renders=renders,
         )
@@ -140,16 +152,18 @@ class Machine:
             log.warning("the template of %s is not rendered: %s", system.alias, error)
             return text, None
 
-    def _needs(self, system: System) -> dict[str, Json] | None:
+    def _needs(self, system: System, spec: Spec) -> dict[str, Json] | None:
         """The memory that its engine will hold on this machine; None where it is not known."""
         facts = self.facts()
-        devices = self._devices(facts)
+        gpus = [replace(gpu, memory_free_bytes=gpu.memory_total_bytes) for gpu in facts.gpus]
+        facts = replace(facts, gpus=tuple(gpus))  # whatever runs on them now
         try:
-            made = fit.predict_system(system, facts, devices, fit.calibration_of(self.home))
+            wanted = fit.wanted_of_system(system, spec, facts)
+            found = list(seats(wanted, facts, fit.calibration_of(self.home)))
         except MmError as error:
             log.warning("the memory of %s is not predicted: %s", system.alias, error)
             return None
-        return footprint(made, devices).as_json()
+        return footprints_as_json(found)
 
     def toolbox(
         self,
@@ -202,26 +216,68 @@ class Machine:
     def beside(
         self, generation: Generation, running: Replica | None, gone: Sequence[Replica] = ()
     ) -> Beside:
-        """Whether there is memory for it now, beside or instead of what runs."""
+        """Whether there is memory for it now, beside or instead of what runs, and on which GPUs."""
         facts = self.facts()
+        starting = [
+            replica
+            for replica in Replica.objects.filter(
+                host__name=settings.HOST_NAME,
+                state__in=(ReplicaState.STARTING, ReplicaState.PROBING),
+            ).select_related("generation__deployment", "host")
+            if replica not in gone and replica != running
+        ]
+        facts = promised(facts, [self._promise(replica, facts) for replica in starting])
         for replica in gone:
             if (held := self._holds(replica, facts)) is not None:
                 facts = freed(facts, held)
         leaving = self._holds(running, facts) if running is not None else None
-        system = self.system(generation)
-        calibration = fit.calibration_of(self.home)
-        return fit.beside(system, facts, self._devices(facts), leaving, calibration)[0]
+        known = fit.calibration_of(self.home)
+        return choose_seat(seats(self._wanted(generation), facts, known, leaving), facts, leaving)
+
+    def gpus(self, generation: Generation) -> list[dict[str, Json]] | None:
+        """The GPUs that it starts on now; None on a machine without GPUs."""
+        uuids = {gpu.index: gpu.uuid for gpu in driver_and_gpus()[1]}
+        if not uuids:
+            return None
+        chosen = self.beside(generation, None).devices
+        return [{"index": index, "uuid": uuids[index]} for index in chosen]
+
+    def _wanted(self, generation: Generation) -> Wanted:
+        """What is placed: by the system, its file and the machine that built it."""
+        built_on = generation.host_facts
+        return fit.wanted_of_system(
+            self.system(generation),
+            parse_spec(generation.spec_toml),
+            host_facts_from_json(built_on) if built_on else None,
+        )
 
     def _holds(self, replica: Replica, facts: HostFacts) -> Running | None:
-        """What the replica's engine has of the host's memory; None when it does not run."""
+        """What the replica's engine has of the host's memory; None when it does not run.
+
+        A driver that names no processes (in a container) does not say it: then as predicted.
+        """
         process = self.process(replica)
         if process is None:
             return None
-        return fit.running_view(replica.generation.uid, process.pid, facts)
+        view = fit.running_view(replica.generation.uid, process.pid, facts)
+        predicted = replica.footprint
+        if view.devices or predicted is None:
+            return view
+        return replace(view, devices=predicted.running(view.name, None, facts).devices)
 
-    def _devices(self, facts: HostFacts) -> list[int]:
-        """The GPUs that an engine of this host sees."""
-        return [gpu.index for gpu in facts.gpus]
+    def _promise(self, replica: Replica, facts: HostFacts) -> Running:
+        """What an engine that is still loading has not taken yet of what it was given."""
+        process, promise = self.process(replica), replica.footprint
+        name = replica.generation.uid
+        if promise is None:
+            return Running(name, {})
+        held = fit.running_view(name, process.pid, facts) if process else Running(name, {})
+        devices = zip(promise.devices, promise.per_device, strict=True)
+        return Running(
+            name,
+            {index: max(size - held.devices.get(index, 0), 0) for index, size in devices},
+            max(promise.own_bytes - held.host_bytes, 0),
+        )
 
     def launch(self, generation: Generation, seat: Seat) -> LaunchSpec:
         """The command that starts a replica in that seat."""
@@ -260,7 +316,7 @@ class Machine:
         """Wait until the engine has proved itself; returns the probe report."""
         secret = self.secret(replica)
         if wanted is None:
-            return wait_ready(
+            ready = wait_ready(
                 self.home,
                 replica.uid,
                 launch,
@@ -268,7 +324,10 @@ class Machine:
                 deadline_s=deadline_s,
                 on_progress=on_progress,
                 check=check,
-            ).as_json()
+            )
+            if replica.gpu_indices:
+                self._on_its_gpus(replica)
+            return ready.as_json()
         report = prove(
             self.home,
             replica.uid,
@@ -281,7 +340,7 @@ class Machine:
             on_progress=on_progress,
             check=check,
         )
-        return report.as_json() | {"memory": self._memory(replica)}
+        return report.as_json() | {"memory": self._on_its_gpus(replica)}
 
     def ask_rest(
         self,
@@ -296,22 +355,36 @@ class Machine:
         secret = self.secret(replica)
         return ask_rest(launch, secret, report, may_generate=may_generate, on_progress=on_progress)
 
-    def _memory(self, replica: Replica) -> list[dict[str, Json]]:
-        """Predicted beside measured memory of a running engine; empty where it cannot be told."""
+    def _seated(self, replica: Replica, facts: HostFacts) -> fit.Seated | None:
+        """The running engine beside its plan; None where there is none."""
         process = self.process(replica)
         if process is None:
-            return []
-        facts = self.facts()
-        devices = self._devices(facts)
-        log_lines = engine_process.log_tail(self.home.engine_log(replica.uid), 2000)
+            return None
+        devices = replica.gpu_indices
+        if devices is None:
+            devices = [gpu.index for gpu in facts.gpus]
         try:
-            made = fit.predict_system(
-                self.system(replica.generation), facts, devices, fit.calibration_of(self.home)
-            )
-            return fit.report(made, facts, devices, process.pid, log_lines, home=self.home)
+            wanted = self._wanted(replica.generation)
+            made = fit.estimate_on(wanted, facts, devices, fit.calibration_of(self.home))
         except MmError as error:
             log.warning("memory of %s: %s", replica.uid, error)
+            return None
+        return fit.Seated(wanted, made, devices, process.pid)
+
+    def _on_its_gpus(self, replica: Replica) -> list[dict[str, Json]]:
+        """Predicted beside measured memory; raises `ProbeFailed` unless the GPUs hold the model."""
+        facts = self.facts()
+        seated = self._seated(replica, facts)
+        if seated is None:
             return []
+        lines = engine_process.log_tail(self.home.engine_log(replica.uid), LOG_LINES)
+        if replica.gpu_indices and (fault := fit.missing_on_gpus(seated, facts, lines)):
+            raise ProbeFailed(
+                fault,
+                remedy="look at the engine's log: the driver, the engine's build, or GPUs in use",
+                probe="gpus",
+            )
+        return fit.report(seated, facts, lines, home=self.home)
 
     def process(self, replica: Replica) -> ProcessIdentity | None:
         """The running engine's process."""

@@ -137,7 +137,7 @@ class Walker(Engines):
         room = self.hands.beside(self.generation, own)
         if room.mode != "overlap":
             raise DoesNotFit(
-                f"{self.generation.uid} does not fit beside what runs: {room.words}",
+                f"{self.generation.uid} does not fit beside what runs: {room.message}",
                 remedy=self._what_to_stop(serving, live, room),
                 **room.as_json(),
             )

@@ -5,7 +5,6 @@ queries that does not grow with the rows it returns.
 """
 
 from deployments.queries.books import budgets, request, usage, usage_events
-from deployments.queries.foreseeing import Preview, preview
 from deployments.queries.history import (
     HistoryRow,
     diff,
@@ -49,15 +48,16 @@ from deployments.queries.overview import (
     deployment_names,
     deployments_overview,
 )
+from deployments.queries.preview import ActivationPreview, preview
 from deployments.queries.trying import trial, trials, trials_just_failed, tryable
 
 __all__ = [
+    "ActivationPreview",
     "DeploymentRow",
     "Entry",
     "HistoryRow",
     "MeasuredRow",
     "Page",
-    "Preview",
     "activation",
     "activations",
     "activity",

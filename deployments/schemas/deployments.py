@@ -269,19 +269,22 @@ class GenerationDetailOut(HistoryOut):
 
 
 class PreviewOut(Schema):
-    """What making a generation live would do, reckoned with what its host last reported."""
+    """What making a generation live would do, by what its host last reported."""
 
     target: int
     live: int | None
     outlook: str = Field(description="overlap, swap, refused or unknown.")
-    words: str
+    message: str
     waits_ms: int | None = Field(
         description="How long new requests wait; 0 = not at all, null = it cannot be told."
     )
     drain_s: int = Field(description="How long running requests may still go on.")
     load_ms: int
-    load_measured: bool = Field(description="False = reckoned from the size.")
+    load_measured: bool = Field(description="False = estimated from the size.")
     ends: list[str] = Field(description="Generations whose engines end by it.")
+    devices: list[int] | None = Field(
+        description="The GPUs that it would sit on; null = it cannot be told."
+    )
     stop_first: list[str] = Field(description="Deployments to stop first, so that there is room.")
     build_first: list[str] | None = Field(
         description="Objects that are gone from the store; null = another host's store."
@@ -291,11 +294,11 @@ class PreviewOut(Schema):
     renames: bool = Field(description="They call the deployment something else now.")
 
     @classmethod
-    def of(cls, found: queries.Preview) -> PreviewOut:
+    def of(cls, found: queries.ActivationPreview) -> PreviewOut:
         """A preview."""
-        told: dict[str, Any] = found.foresight.as_json()
+        outcome: dict[str, Any] = found.outcome.as_json()
         return cls(
-            **told,
+            **outcome,
             target=found.target.number,
             live=found.live.number if found.live else None,
             facts_at=found.facts_at,

@@ -227,7 +227,7 @@ def _say_preview(person: User, name: str, number: int | None, *, as_json: bool) 
     from deployments import queries
 
     found = queries.preview(person, name, number)
-    told = found.foresight
+    outcome = found.outcome
     if as_json:
         live = found.live.number if found.live else None
         emit_json(
@@ -238,27 +238,29 @@ def _say_preview(person: User, name: str, number: int | None, *, as_json: bool) 
                 "public_name": found.public_name,
                 "renames": found.renames,
             }
-            | told.as_json()
+            | outcome.as_json()
         )
         return
-    console.print(f"[bold]{escape(found.target.uid)}[/]: {styled(told.outlook)}")
-    console.print(escape(f"{told.words[0].upper()}{told.words[1:]}."))
-    how = "measured at its first start" if told.load.measured else "reckoned from its size"
-    loading = f"loading takes about {seconds_text(told.load.seconds)} ({how})"
-    if told.outlook == "refused":
+    console.print(f"[bold]{escape(found.target.uid)}[/]: {styled(outcome.outlook)}")
+    console.print(escape(f"{outcome.message[0].upper()}{outcome.message[1:]}."))
+    if outcome.devices:
+        console.print(f"It sits on GPU {', '.join(map(str, outcome.devices))}.")
+    how = "measured at its first start" if outcome.load.measured else "estimated from its size"
+    loading = f"loading takes about {seconds_text(outcome.load.seconds)} ({how})"
+    if outcome.outlook == "refused":
         return
     if found.renames:
         console.print(f"Clients must call it {escape(found.public_name)} from then on.")
-    if told.outlook == "swap":
+    if outcome.outlook == "swap":
         console.print(
             f"New requests wait for that long: {loading}; before it running ones may go on for "
-            f"{seconds_text(told.drain_s)} at most."
+            f"{seconds_text(outcome.drain_s)} at most."
         )
-    elif told.ends and told.outlook == "overlap":
+    elif outcome.ends and outcome.outlook == "overlap":
         console.print(f"No request waits; {loading}.")
     else:
         console.print(f"{loading[0].upper()}{loading[1:]}.")
-    if told.build_first is None:
+    if outcome.build_first is None:
         console.print("Whether its host still has every object is seen there.")
     else:
         console.print("Nothing is downloaded or built.")

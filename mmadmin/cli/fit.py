@@ -18,10 +18,8 @@ from mmadmin.cli.tables import Column, table
 from mmadmin.core.home import Home
 
 if TYPE_CHECKING:
-    from mmadmin.core.engines.protocol import Options
     from mmadmin.core.fit.facts import HostFacts
-    from mmadmin.core.fit.placement import Answer
-    from mmadmin.core.formats.gguf.shape import ModelShape
+    from mmadmin.core.fit.placement import Answer, Wanted
     from mmadmin.core.spec.spec import Spec
     from mmadmin.host.fit import Look
 
@@ -65,9 +63,10 @@ def fit(file: SpecFile, *, on: OnHost = "", as_json: JsonFlag = False) -> None:
         host = HostView("this machine", facts, engines, calibration_of(home))
     with asking("looking at the model's header", quiet=as_json) as say:
         seen = _stored(spec, home) or look(spec, hub_for(say))
-    answer = place(wanted_of(spec, seen.shape, projector_bytes=seen.projector_bytes), [host])
+    wanted = wanted_of(spec, seen.shape, projector_bytes=seen.projector_bytes)
+    answer = place(wanted, [host])
     rows = answer_as_json(answer)
-    room = _room(answer, seen.shape, spec.serve, facts)
+    room = _room(answer, wanted, facts)
     if as_json:
         emit_json(
             {
@@ -107,22 +106,17 @@ def _stored(spec: Spec, home: Home) -> Look | None:
     return stored(spec, locked(spec, home, quiet=True), Store(home.store))
 
 
-def _room(answer: Answer, shape: ModelShape, serve: Options, facts: HostFacts) -> dict[str, int]:
+def _room(answer: Answer, wanted: Wanted, facts: HostFacts) -> dict[str, int]:
     """How far context and slots could go on the GPUs that were found; empty without them."""
-    from mmadmin.core.engines.llama_server.run_shape import device_of
-    from mmadmin.core.engines.llama_server.suggest import largest_context, most_slots
+    from mmadmin.core.fit.estimate import Room, device_of
     from mmadmin.core.fit.placement import RESERVE_BYTES
 
     if not answer.candidates or not answer.candidates[0].devices:
         return {}
     chosen = answer.candidates[0].devices
     devices = [device_of(gpu) for gpu in facts.gpus if gpu.index in chosen]
-    run = serve.run_shape()
-    reserve = RESERVE_BYTES
-    return {
-        "largest_context": largest_context(shape, run, devices, reserve_bytes=reserve),
-        "most_slots": most_slots(shape, run, devices, reserve_bytes=reserve),
-    }
+    reach = wanted.memory.reach(wanted.header, wanted.options, devices, Room(RESERVE_BYTES))
+    return {"largest_context": reach.largest_context, "most_slots": reach.most_slots}
 
 
 def _show(row: dict[str, Any]) -> None:

@@ -189,7 +189,7 @@ def compilers(patient: Patient) -> Result:
         )
     case = Case("llama-server", architectures=facts.cuda_architectures, cuda=version_of(facts.cuda))
     for finding in judge(case).refusals:
-        return Result("compiler", "fail", finding.words, finding.remedy)
+        return Result("compiler", "fail", finding.message, finding.remedy)
     return Result("compiler", "ok", ", ".join([*found, f"CUDA {facts.cuda}"]))
 
 

@@ -29,7 +29,7 @@ def host_facts(store: Path | None = None) -> HostFacts:
     """Look at this machine; `store` names a folder of the disk that is asked for its room."""
     memory = psutil.virtual_memory()
     model, features = _cpu()
-    driver, gpus = _gpus()
+    driver, gpus = driver_and_gpus()
     disk = shutil.disk_usage(_existing(store or Path.cwd()))
     return HostFacts(
         arch=platform.machine(),
@@ -121,8 +121,8 @@ def _cpu() -> tuple[str, tuple[str, ...]]:
     return model, tuple(sorted(set(features.split())))
 
 
-def _gpus() -> tuple[str, tuple[GpuFacts, ...]]:
-    """Driver version and GPUs."""
+def driver_and_gpus() -> tuple[str, tuple[GpuFacts, ...]]:
+    """Driver version and GPUs; both empty without NVIDIA's library."""
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
@@ -149,8 +149,16 @@ def _gpu(index: int, handle: Any, buses: Mapping[str, int]) -> GpuFacts:
         memory_free_bytes=int(memory.free),
         uuid=_text(pynvml.nvmlDeviceGetUUID(handle)),
         nvlink_peers=_nvlink_peers(handle, index, buses),
-        processes=tuple(GpuProcess(int(p.pid), int(p.usedGpuMemory or 0)) for p in running),
+        processes=tuple(_process(int(p.pid), int(p.usedGpuMemory or 0)) for p in running),
     )
+
+
+def _process(pid: int, memory_bytes: int) -> GpuProcess:
+    try:
+        ancestors = tuple(parent.pid for parent in psutil.Process(pid).parents())
+    except psutil.Error:  # it has ended, or belongs to another namespace
+        ancestors = ()
+    return GpuProcess(pid, memory_bytes, ancestors)
 
 
 def _nvlink_peers(handle: Any, index: int, buses: Mapping[str, int]) -> tuple[int, ...]:

@@ -14,34 +14,29 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
-import psutil
-
 from mmadmin.core import catalog
 from mmadmin.core.build.derivation import Derivation
 from mmadmin.core.build.planner import Outputs
 from mmadmin.core.build.recipe import HubSource, Json, PathSource
-from mmadmin.core.engines.llama_server.memory import Calibration, Prediction, predict
-from mmadmin.core.engines.llama_server.memory_report import (
+from mmadmin.core.engines.protocol import Options, System
+from mmadmin.core.errors import DoesNotFit, InvalidModel, InvalidSpec, NotFound
+from mmadmin.core.fit.estimate import (
+    Calibration,
+    Estimate,
     Row,
     compare_buffers,
     compare_devices,
+    device_of,
     learn,
 )
-from mmadmin.core.engines.llama_server.run_shape import device_of
-from mmadmin.core.engines.protocol import Needs, Options, System
-from mmadmin.core.errors import DoesNotFit, InvalidModel, InvalidSpec, NotFound
 from mmadmin.core.fit.facts import HostFacts
 from mmadmin.core.fit.placement import (
     Answer,
-    Beside,
     HostView,
     Refusal,
     Running,
     Wanted,
-    case_of,
-    fits_beside,
     place,
-    resident_bytes,
 )
 from mmadmin.core.fit.rules import version_of
 from mmadmin.core.formats.gguf.header import TENSOR_TYPES, read_header
@@ -52,12 +47,17 @@ from mmadmin.core.spec.assemble import fetched_model, fetched_projector
 from mmadmin.core.spec.lock import Lock
 from mmadmin.core.spec.spec import Spec
 from mmadmin.core.store import Store
+from mmadmin.host import process_tree
 from mmadmin.host.hub import Hub
 from mmadmin.host.hub_browser import Listing, browse, read_shape
 from mmadmin.host.supervisor import Supervisor
 
 DEFAULT_CONTEXT = 32768
 """Tokens a request, where nobody has said what is wanted."""
+OFFERED_ENGINE = "llama-server"
+"""The engine that a repository's models are offered for."""
+LEAST_SHARE = 0.5
+"""Of what was planned on a GPU, the part that an engine holds at least once it has loaded."""
 READ_ATTEMPTS = 3
 """So many sets of a repository are tried before it is taken for one without language models."""
 log_damage = logging.getLogger(__name__)
@@ -174,17 +174,30 @@ def wanted_of(
     overruled: Mapping[str, str] | None = None,
 ) -> Wanted:
     """What shall be placed, from a deployment file and its model's shape."""
-    run = spec.serve.run_shape(projector_bytes)
-    version = version_of(spec.engine.package.partition("==")[2])
-    case = case_of(spec.engine.kind, shape, run, engine_version=version)
-    return Wanted(shape, run, case, {**spec.activation.overrule, **(overruled or {})})
+    engine = catalog.engine(spec.engine.kind)
+    case = engine.memory.case(
+        shape,
+        spec.serve,
+        engine_version=version_of(spec.engine.package.partition("==")[2]),
+        architectures=spec.engine.cuda_architectures,
+    )
+    return Wanted(
+        engine.memory,
+        shape,
+        spec.serve,
+        case,
+        on_gpus=engine.memory.uses_gpus(spec.serve) and spec.engine.backend != "cpu",
+        attachment_bytes=projector_bytes,
+        devices=spec.devices,
+        overruled={**spec.activation.overrule, **(overruled or {})},
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
     """What is known before the download of a deployment's model."""
 
-    words: tuple[str, ...]
+    messages: tuple[str, ...]
     """Sentences for the build's log."""
     answer: list[dict[str, Json]]
     """Rows as `answer_as_json`."""
@@ -212,24 +225,24 @@ def before_download(
     wanted = wanted_of(spec, shape, projector_bytes=projector, overruled=overruled)
     answer = place(wanted, [host])
     rows = answer_as_json(answer)
-    words = [str(row["words"]) for row in rows]
+    messages = [str(row["words"]) for row in rows]
     for refusal in answer.refusals:
         _refuse_for_good(refusal, host.facts)
         if refusal.remedy:
-            words.append(f"what would fit: {refusal.remedy}")
+            messages.append(f"what would fit: {refusal.remedy}")
     for candidate in answer.candidates:
-        words += [f"warning: {finding.words} ({finding.remedy})" for finding in candidate.warnings]
-    return Forecast(tuple(words), rows)
+        messages += [f"warning: {one.message} ({one.remedy})" for one in candidate.warnings]
+    return Forecast(tuple(messages), rows)
 
 
 def _refuse_for_good(refusal: Refusal, facts: HostFacts) -> None:
     ruled = [finding for finding in refusal.findings if finding.severity == "refuse"]
     total = sum(gpu.memory_total_bytes for gpu in facts.gpus)
-    if refusal.prediction is not None and not facts.gpus:
-        total, needs = facts.memory_total_bytes, resident_bytes(refusal.prediction)
+    if refusal.estimate is not None and not facts.gpus:
+        total, needs = facts.memory_total_bytes, refusal.estimate.resident_bytes
     else:
-        needs = sum(refusal.prediction.per_device) if refusal.prediction else 0
-    if ruled or refusal.prediction is None or needs > total:
+        needs = sum(refusal.estimate.per_device) if refusal.estimate else 0
+    if ruled or refusal.estimate is None or needs > total:
         raise DoesNotFit(
             f"{refusal.host}: {refusal.reason}",
             remedy=refusal.remedy,
@@ -258,7 +271,7 @@ def offers(
     repo: str,
     revision: str,
     hosts: Sequence[HostView],
-    serve: Mapping[str, Json] | None = None,
+    serve: Options | None = None,
 ) -> dict[str, Json]:
     """A repository's sets and whether each fits on each host, for the page of a new deployment.
 
@@ -275,8 +288,9 @@ def offers(
     if read is None or shape is None:
         known = cast("list[Json]", data["notes"])
         return {**data, "notes": [*known, *notes], "architecture": "", "best": None, "offers": []}
-    wanted = serve or {"context": min(shape.context_train or DEFAULT_CONTEXT, DEFAULT_CONTEXT)}
-    options = catalog.engine("llama-server").read_options(wanted)
+    options: Options = serve or {
+        "context": min(shape.context_train or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
+    }
     made = [_offer(one, read, shape, hosts, options) for one in models]
     for one, offer in zip(models, made, strict=True):
         projector = sibling(listing.files, one, "mmproj")
@@ -315,8 +329,8 @@ def _offer(
     options: Options,
 ) -> dict[str, Json]:
     scaled = shape if one is read else _scaled(shape, one, read)
-    run = options.run_shape()
-    answer = place(Wanted(scaled, run, case_of("llama-server", scaled, run)), hosts)
+    memory = catalog.engine(OFFERED_ENGINE).memory
+    answer = place(Wanted(memory, scaled, options, memory.case(scaled, options)), hosts)
     return {
         "quant": one.quant,
         "name": one.name,
@@ -335,11 +349,11 @@ def answer_as_json(answer: Answer) -> list[dict[str, Json]]:
             "host": one.host,
             "ok": True,
             "devices": list(one.devices),
-            "per_device_bytes": list(one.prediction.per_device),
-            "host_bytes": one.prediction.host_bytes,
-            "parts": {name: one.prediction.part(name) for name in _part_names(one.prediction)},
+            "per_device_bytes": list(one.estimate.per_device),
+            "host_bytes": one.estimate.host_bytes,
+            "parts": {name: one.estimate.part(name) for name in one.estimate.part_names},
             "stop": list(one.stop),
-            "words": one.words,
+            "words": one.message,
             "warnings": [finding.as_json() for finding in one.warnings],
             "options": {},
         }
@@ -352,10 +366,8 @@ def answer_as_json(answer: Answer) -> list[dict[str, Json]]:
                 "host": refused.host,
                 "ok": False,
                 "devices": [],
-                "per_device_bytes": list(refused.prediction.per_device)
-                if refused.prediction
-                else [],
-                "host_bytes": refused.prediction.host_bytes if refused.prediction else 0,
+                "per_device_bytes": list(refused.estimate.per_device) if refused.estimate else [],
+                "host_bytes": refused.estimate.host_bytes if refused.estimate else 0,
                 "parts": {},
                 "stop": [],
                 "words": f"{refused.host}: {refused.reason}",
@@ -372,17 +384,8 @@ def answer_as_json(answer: Answer) -> list[dict[str, Json]]:
 
 def running_view(name: str, pid: int, facts: HostFacts) -> Running:
     """What a running engine holds: GPU memory by the driver, main memory of its own pages."""
-    devices = {
-        gpu.index: held
-        for gpu in facts.gpus
-        if (held := sum(p.memory_bytes for p in gpu.processes if p.pid == pid))
-    }
-    try:
-        memory = psutil.Process(pid).memory_info()
-        own = max(int(memory.rss) - int(memory.shared), 0)
-    except psutil.NoSuchProcess:
-        own = 0
-    return Running(name, devices, own)
+    devices = {gpu.index: held for gpu in facts.gpus if (held := gpu.held_by(pid))}
+    return Running(name, devices, process_tree.own_memory_bytes(pid))
 
 
 def running_engines(home: Home, facts: HostFacts) -> list[Running]:
@@ -397,78 +400,82 @@ def running_engines(home: Home, facts: HostFacts) -> list[Running]:
     ]
 
 
-def predict_system(
-    system: System,
+def wanted_of_system(system: System, spec: Spec, built_on: HostFacts | None) -> Wanted:
+    """What shall be placed, from a built system, its deployment file and the host that built it."""
+    attachments = system.mmproj.stat().st_size if system.mmproj else 0
+    header = shape_of_model(system.model)
+    wanted = wanted_of(spec, header, projector_bytes=attachments)
+    cuda = version_of(built_on.cuda) if built_on else None
+    return replace(wanted, options=system.options, case=replace(wanted.case, cuda=cuda))
+
+
+def estimate_on(
+    wanted: Wanted,
     facts: HostFacts,
     devices: Sequence[int],
     calibration: Calibration | None = None,
-) -> Prediction:
-    """The prediction for a built system on GPUs of this host, by index."""
+) -> Estimate:
+    """The estimate on GPUs of this host, by index. Raises `NotFound`, `InvalidSpec`."""
     by_index = {gpu.index: gpu for gpu in facts.gpus}
     missing = [index for index in devices if index not in by_index]
     if missing:
         raise NotFound(f"there is no GPU {missing[0]} on this host")
-    projector = system.mmproj.stat().st_size if system.mmproj else 0
-    return predict(
-        shape_of_model(system.model),
-        system.options.run_shape(projector),
-        [device_of(by_index[index]) for index in devices],
-        calibration=calibration,
-        cpu_features=facts.cpu_features,
-    )
+    known = calibration or Calibration()
+    return wanted.estimate(facts, [by_index[index] for index in devices], known)
 
 
-def beside(
-    system: System,
-    facts: HostFacts,
-    devices: Sequence[int],
-    leaving: Running | None,
-    calibration: Calibration | None = None,
-) -> tuple[Beside, Needs]:
-    """Whether a built system can start now, beside or instead of what runs; and what it needs."""
-    made = predict_system(system, facts, devices, calibration)
-    needs = made.as_needs()
-    return fits_beside(needs, devices, facts, leaving, resident=resident_bytes(made)), needs
+@dataclass(frozen=True, slots=True)
+class Seated:
+    """A running engine beside its plan."""
+
+    wanted: Wanted
+    made: Estimate
+    devices: Sequence[int]
+    """The GPUs of its seat, by index."""
+    pid: int
 
 
 def report(
-    prediction: Prediction,
-    facts: HostFacts,
-    devices: Sequence[int],
-    pid: int,
-    log: Sequence[str],
-    *,
-    home: Home | None = None,
+    one: Seated, facts: HostFacts, log: Sequence[str], *, home: Home | None = None
 ) -> list[dict[str, Json]]:
     """Predicted beside measured, for the record of an activation.
 
-    A host without GPUs is compared by the whole process: what of it lies in main memory.
+    A host without GPUs is compared by the whole process tree: what of it lies in main memory.
     With `home` the installation learns from it: what the CUDA runtime takes is kept for the next
     prediction (`calibration_of`).
     """
-    held = {
-        position: size
-        for position, index in enumerate(devices)
-        for gpu in facts.gpus
-        if gpu.index == index
-        and (size := sum(p.memory_bytes for p in gpu.processes if p.pid == pid))
-    }
+    by_index = {gpu.index: gpu for gpu in facts.gpus}
+    seats = [by_index[index] for index in one.devices if index in by_index]
+    held = {n: size for n, gpu in enumerate(seats) if (size := gpu.held_by(one.pid))}
     if home is not None and held:
-        by_index = {gpu.index: gpu for gpu in facts.gpus}
-        seats = [device_of(by_index[index]) for index in devices]
-        _keep_calibration(home, learn(calibration_of(home), prediction, held, seats))
-    rows = [*compare_devices(prediction, held), *compare_buffers(prediction, log)]
-    if not prediction.devices and (resident := _resident(pid)):
-        rows.insert(0, Row("main memory", prediction.host_bytes, resident))
+        known = learn(calibration_of(home), one.made, held, [device_of(gpu) for gpu in seats])
+        _keep_calibration(home, known)
+    measured = one.wanted.memory.measured_buffers(log)
+    rows = [*compare_devices(one.made, held), *compare_buffers(one.made, measured)]
+    if not one.made.devices and (resident := process_tree.resident_bytes(one.pid)):
+        rows.insert(0, Row("main memory", one.made.host_bytes, resident))
     return [row.as_json() for row in rows]
 
 
-def _resident(pid: int) -> int:
-    """Bytes of a process that lie in main memory; 0 when it is gone."""
-    try:
-        return int(psutil.Process(pid).memory_info().rss)
-    except psutil.Error:
-        return 0
+def missing_on_gpus(one: Seated, facts: HostFacts, log: Sequence[str]) -> str:
+    """Why an engine that has loaded is not on its GPUs as planned; empty = it is.
+
+    By the engine's log, and by the driver: a GPU where less than `LEAST_SHARE` of the plan can be
+    the engine's. A driver that names no processes (in a container) tells what is in use at all.
+    """
+    if found := one.wanted.memory.missing_layers(one.made, log):
+        return found
+    by_index = {gpu.index: gpu for gpu in facts.gpus}
+    for index, planned in zip(one.devices, one.made.per_device, strict=True):
+        gpu = by_index.get(index)
+        if gpu is None:
+            return f"the driver no longer reports GPU {index}"
+        unnamed = gpu.memory_total_bytes - gpu.memory_free_bytes
+        unnamed -= sum(process.memory_bytes for process in gpu.processes)
+        held = gpu.held_by(one.pid) + max(unnamed, 0)
+        if held < planned * LEAST_SHARE:
+            return f"the engine holds {held >> 20} MiB of GPU {index}, planned were {planned >> 20}"
+    return ""
 
 
 def calibration_of(home: Home) -> Calibration:
@@ -541,7 +548,3 @@ def _requantized(shape: ModelShape, quant: str) -> ModelShape:
             for w in shape.weights
         ),
     )
-
-
-def _part_names(prediction: Prediction) -> list[str]:
-    return sorted({name for parts in (*prediction.devices, prediction.host) for name in parts})

@@ -52,7 +52,7 @@ def test_it_does_not_fit_a_t4(local: LocalHub) -> None:
     """Exit 1, and the reason; as JSON the same."""
     done = CliRunner().invoke(app, ["fit", str(SEED), "--on", "t4"])
     assert done.exit_code == 1
-    assert "tensor split wants 4" in done.output
+    assert "want 4 GPUs" in done.output
     data = json.loads(CliRunner().invoke(app, ["fit", str(SEED), "--on", "t4", "--json"]).stdout)
     assert data["quant"] == "Q4_K_M"
     assert data["answers"][0]["ok"] is False

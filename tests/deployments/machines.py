@@ -21,14 +21,22 @@ from deployments.jobs.builds import Description
 from deployments.models import Generation, Replica
 from mmadmin.core.build.builder import StepTools
 from mmadmin.core.build.derivation import Derivation
-from mmadmin.core.build.recipe import FixedFile, Params, PathSource, Recipe, Toolbox
+from mmadmin.core.build.recipe import FixedFile, Json, Params, PathSource, Recipe, Toolbox
 from mmadmin.core.engines.protocol import LaunchSpec, Probe, Seat
 from mmadmin.core.errors import Cancelled, Gated, MmError, ProbeFailed, Unreachable
+from mmadmin.core.fit.described_host import described_host
 from mmadmin.core.fit.facts import HostFacts
-from mmadmin.core.fit.placement import Beside
+from mmadmin.core.fit.placement import (
+    Beside,
+    Footprint,
+    choose_seat,
+    everywhere,
+    footprints_from_json,
+    promised,
+)
 from mmadmin.core.process_identity import ProcessIdentity
 from mmadmin.core.spec.lock import Lock, LockedFile
-from mmadmin.core.spec.spec import ActivationSpec, Spec
+from mmadmin.core.spec.spec import ActivationSpec, Spec, parse_spec
 from mmadmin.core.store import Staging, Store
 
 FACTS = HostFacts(
@@ -43,6 +51,7 @@ FACTS = HostFacts(
     compiler="gcc-12.2.0",
     cuda="",
 )
+HOSTS = Path(__file__).parents[2] / "deployments" / "hosts"
 PROCESS = ProcessIdentity(1, 1, "a boot")
 """What every engine of this machine runs as."""
 LOCK = Lock(
@@ -159,7 +168,9 @@ class ToyMachine:
         return Store(settings.HOME.store, floor_bytes=0)
 
     def facts(self) -> HostFacts:
-        return replace(FACTS, **told("facts", {}))
+        described = told("host")
+        facts = FACTS if described is None else described_host(HOSTS, described)
+        return replace(facts, **told("facts", {}))
 
     def resolve(self, spec: Spec, previous: Lock | None, log: Callable[[str], None]) -> Lock:
         note("resolve")
@@ -171,7 +182,7 @@ class ToyMachine:
     def goal(self, spec: Spec, lock: Lock, facts: HostFacts) -> Derivation:
         engine = Derivation("llama", "toy-engine", 1, {}, {})
         model = Derivation("smol", "toy-model", 1, {}, {})
-        options = {"context": spec.serve.context, "compiler": facts.compiler}
+        options = {"context": spec.serve["context"], "compiler": facts.compiler}
         return Derivation("system", "toy-system", 1, options, {"engine": engine, "model": model})
 
     def recipe(self, kind: str) -> Recipe:
@@ -185,8 +196,10 @@ class ToyMachine:
     def substituter(self, store: Store, log: Any) -> Any:
         return nullcontext()
 
-    def describe(self, system: str) -> Description:
-        return Description(["engine", system], "{{ messages }}", 42, told("rendering"))
+    def describe(self, system: str, spec: Spec) -> Description:
+        return Description(
+            ["engine", system], "{{ messages }}", 42, told("rendering"), needs=told("needs")
+        )
 
     def toolbox(self, staging: Staging, log: Any, progress: Any, cancelled: Any) -> StepTools:
         return ToyTools(staging, log, progress, cancelled)  # type: ignore[return-value]
@@ -229,6 +242,10 @@ class ToyMachine:
     def beside(
         self, generation: Generation, running: Replica | None, gone: Sequence[Replica] = ()
     ) -> Beside:
+        if told("host") is not None:
+            leaving = running.footprint.running("old", None, self.facts()) if running else None
+            facts = self._facts_now([*gone])
+            return choose_seat(self._footprints(generation, facts), facts, leaving)
         places = told("places")
         if places is None:
             return Beside(told("room", "overlap"), "as the test says")
@@ -237,11 +254,31 @@ class ToyMachine:
         mode = "overlap" if taken < places else "swap" if taken - leaves < places else "refuse"
         return Beside(mode, f"{taken} of {places} places are taken")
 
+    def _facts_now(self, gone: Sequence[Replica] = ()) -> HostFacts:
+        """The described host less what its engines were predicted to hold."""
+        facts = self.facts()
+        there = Replica.objects.filter(uid__in=told("engines", {})).exclude(
+            pk__in=[replica.pk for replica in gone]
+        )
+        held = [replica.footprint.running("", None, facts) for replica in there]
+        return promised(facts, held)
+
+    def _footprints(self, generation: Generation, facts: HostFacts) -> Sequence[Footprint]:
+        asked = parse_spec(generation.spec_toml).devices
+        known = everywhere(footprints_from_json(generation.needs), facts)
+        return [one for one in known if not asked or one.devices == asked]
+
+    def gpus(self, generation: Generation) -> list[dict[str, Json]] | None:
+        if told("host") is None:
+            return None
+        devices = self.beside(generation, None).devices
+        return [{"index": index, "uuid": f"GPU-{index}"} for index in devices]
+
     def launch(self, generation: Generation, seat: Seat) -> LaunchSpec:
         probe = Probe("/health", "/v1/models", "smol-chat", 2048, 1)
         return LaunchSpec(
             argv=["engine", generation.uid, str(seat.port)],
-            env={},
+            env=seat.gpu_environment,
             secret_env="KEY",
             probe=probe,
             load_deadline_s=30,

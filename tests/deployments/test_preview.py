@@ -61,15 +61,15 @@ def test_overlap_and_swap_by_the_host_s_last_word(people: People, served: Deploy
     """By the memory that the host reported; the time by how fast the host loads."""
     before = (Activation.objects.count(), AuditEvent.objects.count())
     found = queries.preview(people.carol, "smol", 1)
-    assert (found.foresight.outlook, found.foresight.waits_s) == ("overlap", 0)
+    assert (found.outcome.outlook, found.outcome.waits_s) == ("overlap", 0)
     assert (found.target.number, found.live and found.live.number) == (1, 2)
-    assert found.foresight.load.seconds == pytest.approx(6)  # 1 GiB in 4 s, and the start
+    assert found.outcome.load.seconds == pytest.approx(6)  # 1 GiB in 4 s, and the start
     free(3 * GIB)
-    swap = queries.preview(people.carol, "smol", 1).foresight
+    swap = queries.preview(people.carol, "smol", 1).outcome
     assert (swap.outlook, swap.ends, swap.drain_s) == ("swap", ("smol/2",), 300)
-    assert "main memory is short of 2.5 GiB" in swap.words
+    assert "main memory is short of 2.5 GiB" in swap.message
     free(GIB // 4)
-    assert queries.preview(people.carol, "smol", 1).foresight.outlook == "refused"
+    assert queries.preview(people.carol, "smol", 1).outcome.outlook == "refused"
     assert (Activation.objects.count(), AuditEvent.objects.count()) == before
 
 
@@ -89,10 +89,10 @@ def test_what_was_collected_must_be_built_again(people: People, served: Deployme
     """The store is looked at; another host's cannot be."""
     first = served.generations.get(number=1)
     Generation.objects.filter(pk=first.pk).update(system=f"{'0' * 64}-system")
-    found = queries.preview(people.carol, "smol", 1).foresight
+    found = queries.preview(people.carol, "smol", 1).outcome
     assert (found.outlook, found.build_first) == ("refused", (f"{'0' * 64}-system",))
     Host.objects.update(name="elsewhere")
-    assert queries.preview(people.carol, "smol", 1).foresight.build_first is None
+    assert queries.preview(people.carol, "smol", 1).outcome.build_first is None
 
 
 @pytest.mark.parametrize("reported", [{}, {"of": "another version"}])
@@ -101,7 +101,7 @@ def test_a_host_that_did_not_report(
 ) -> None:
     """Nothing is guessed from nothing, nor from what another version wrote."""
     Host.objects.update(facts=reported)
-    assert queries.preview(people.carol, "smol", 1).foresight.outlook == "unknown"
+    assert queries.preview(people.carol, "smol", 1).outcome.outlook == "unknown"
 
 
 def test_trials_are_reckoned_with(people: People, served: Deployment) -> None:
@@ -118,12 +118,12 @@ def test_trials_are_reckoned_with(people: People, served: Deployment) -> None:
     engine = Replica.objects.create(
         uid="t", generation=other, host=host, port=10, state="ready", trial=trial
     )
-    found = queries.preview(people.carol, "smol", 1).foresight
+    found = queries.preview(people.carol, "smol", 1).outcome
     assert (found.outlook, found.ends) == ("overlap", ("smol/2", "other/1"))
     Trial.objects.filter(pk=trial.pk).update(
         deployment=served, generation=served.generations.get(number=1)
     )
     Replica.objects.filter(pk=engine.pk).update(generation=served.generations.get(number=1))
-    tried = queries.preview(people.carol, "smol", 1).foresight
+    tried = queries.preview(people.carol, "smol", 1).outcome
     assert (tried.outlook, tried.waits_s, tried.ends) == ("overlap", 0, ("smol/2",))
-    assert tried.words.startswith("its engine runs already")
+    assert tried.message.startswith("its engine runs already")

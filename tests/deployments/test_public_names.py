@@ -59,8 +59,8 @@ def test_a_name_that_another_deployment_has_is_refused_in_time(people: People, g
     serve(people, "other", "smol-chat")
     with pytest.raises(Conflict, match="is taken by the deployment other"):
         actions.deploy(people.bob, spec(), reason="")
-    ahead = queries.preview(people.carol, "smol", 1).foresight
-    assert (ahead.outlook, ahead.words.split(":")[0]) == (
+    ahead = queries.preview(people.carol, "smol", 1).outcome
+    assert (ahead.outlook, ahead.message.split(":")[0]) == (
         "refused",
         "clients call the deployment other 'smol-chat'",
     )

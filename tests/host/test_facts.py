@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from types import SimpleNamespace
 from typing import Any
 
 import pynvml
 import pytest
 
-from mmadmin.core.fit.facts import GpuProcess, host_facts_from_json
+from mmadmin.core.fit.facts import host_facts_from_json
 from mmadmin.host import facts as host_facts_module
 from mmadmin.host.facts import host_facts
 
@@ -57,7 +58,7 @@ class FourCards:
 
     def nvmlDeviceGetComputeRunningProcesses(self, handle: int) -> list[Any]:  # noqa: N802
         """One program on the first card."""
-        return [SimpleNamespace(pid=42, usedGpuMemory=1 << 30)] if handle == 0 else []
+        return [SimpleNamespace(pid=os.getpid(), usedGpuMemory=1 << 30)] if handle == 0 else []
 
     def nvmlDeviceGetNvLinkState(self, handle: int, link: int) -> int:  # noqa: N802
         """Six links, the last one down."""
@@ -87,7 +88,10 @@ def test_gpus_with_links_and_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert facts.driver == "550.54.15"
     assert facts.cuda_architectures == (70,)
     assert [gpu.nvlink_peers for gpu in facts.gpus] == [(1, 2, 3), (0, 2, 3), (0, 1, 3), (0, 1, 2)]
-    assert facts.gpus[0].processes == (GpuProcess(42, 1 << 30),)
+    pid, parent = os.getpid(), os.getppid()
+    assert [(p.pid, p.memory_bytes) for p in facts.gpus[0].processes] == [(pid, 1 << 30)]
+    assert facts.gpus[0].held_by(parent) == facts.gpus[0].held_by(pid) == 1 << 30
+    assert facts.gpus[0].held_by(2**22 + 5) == 0
     assert facts.gpus[1].processes == ()
     assert host_facts_from_json(facts.as_json()) == facts
 

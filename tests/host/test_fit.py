@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from mmadmin.core.build.recipe import HubSource, IndexSource, Json, PathSource
-from mmadmin.core.engines.llama_server.memory import Calibration, predict
-from mmadmin.core.engines.llama_server.options import read_options
-from mmadmin.core.engines.protocol import System
+from mmadmin.core.build.recipe import HubSource, IndexSource, PathSource
+from mmadmin.core.engines.llama_server.memory_model import MEMORY
+from mmadmin.core.engines.protocol import Options, System
 from mmadmin.core.errors import DoesNotFit, InvalidSpec, NotFound
 from mmadmin.core.fit.described_host import described_host
-from mmadmin.core.fit.facts import GpuFacts, GpuProcess
-from mmadmin.core.fit.placement import HostView, place
+from mmadmin.core.fit.estimate import Calibration, device_of
+from mmadmin.core.fit.facts import GpuProcess, HostFacts
+from mmadmin.core.fit.placement import (
+    Beside,
+    HostView,
+    Running,
+    Wanted,
+    choose_seat,
+    place,
+    seats,
+)
 from mmadmin.core.formats.gguf.sets import select
 from mmadmin.core.home import Home
 from mmadmin.core.spec.lock import Lock, LockedFile
@@ -25,25 +33,26 @@ from mmadmin.core.spec.spec import parse_spec
 from mmadmin.host import fit as fit_module
 from mmadmin.host.facts import host_facts
 from mmadmin.host.fit import (
+    Seated,
     answer_as_json,
     before_download,
-    beside,
     calibration_of,
+    estimate_on,
     look,
+    missing_on_gpus,
     offers,
-    predict_system,
     report,
     running_engines,
     running_view,
     shape_of_model,
     wanted_of,
+    wanted_of_system,
 )
 from mmadmin.host.hub import Hub
 from mmadmin.host.policy import Policy
 from tests.core.formats.gguf.tables import mistral_medium
 from tests.host.test_hub_browser import header
 from tests.support.hub import LocalHub, local_hub
-from tests.support.llama import run_shape
 
 ROOT = Path(__file__).parents[2]
 HOSTS = ROOT / "deployments" / "hosts"
@@ -97,19 +106,19 @@ def test_a_locked_deployment_is_judged_before_its_download(local: LocalHub) -> N
     lock = Lock(model=(locked,), engine=engine)
     fine = before_download(spec, lock, V100S, hub_of(local))
     assert fine is not None
-    assert fine.words == ("v100x4: fits on GPU 0, 1, 2, 3",)
+    assert fine.messages == ("v100x4: fits on GPU 0, 1, 2, 3",)
     facts = V100S.facts
     full = replace(facts, gpus=tuple(replace(gpu, memory_free_bytes=1 << 30) for gpu in facts.gpus))
     busy = before_download(spec, lock, HostView("full", full), hub_of(local))
     assert busy is not None
-    assert "could have 1.0 GiB" in busy.words[0]
+    assert "could have 1.0 GiB" in busy.messages[0]
     with pytest.raises(DoesNotFit) as caught:
         before_download(spec, lock, HostView("new", replace(facts, cuda="13.0")), hub_of(local))
     assert caught.value.details["rules"] == ["cuda13-has-no-volta"]
     t4 = HostView("t4", described_host(HOSTS, "t4"))
-    with pytest.raises(DoesNotFit, match="tensor split wants 4"):
+    with pytest.raises(DoesNotFit, match="want 4 GPUs"):
         before_download(spec, lock, t4, hub_of(local))
-    bare = replace(spec, serve=read_options({"context": 65536}))
+    bare = replace(spec, serve={"context": 65536})
     with pytest.raises(DoesNotFit, match="GPU 0 needs"):
         before_download(bare, lock, t4, hub_of(local))
     seeing = replace(lock, mmproj=(replace(locked, path="mmproj.gguf", size=2 << 30),))
@@ -133,17 +142,11 @@ def test_offers_say_what_fits_for_every_quant(local: LocalHub) -> None:
     assert found["best"] == "Q6_K"
     assert rows["Q4_K_M"]["exact"]
     assert not rows["Q6_K"]["exact"]
-    exact = predict(
-        mistral_medium("Q6_K"), run_shape(context=32768), [_d(g) for g in V100S.facts.gpus]
+    exact = MEMORY.estimate(
+        mistral_medium("Q6_K"), {"context": 32768}, [device_of(g) for g in V100S.facts.gpus]
     )
     guessed = sum(rows["Q6_K"]["fit"][0]["per_device_bytes"])
     assert guessed == pytest.approx(sum(exact.per_device), rel=0.01)
-
-
-def _d(gpu: GpuFacts) -> object:
-    from mmadmin.core.engines.llama_server.run_shape import device_of
-
-    return device_of(gpu)
 
 
 def test_a_repository_without_models_offers_nothing(local: LocalHub) -> None:
@@ -199,7 +202,7 @@ def _hub_spec(quant: str) -> str:
     return text.replace('quant = "Q4_K_M"', f'quant = "{quant}"')
 
 
-def _system(folder: Path, options: Mapping[str, Json]) -> System:
+def _system(folder: Path, options: Options) -> System:
     """A system whose model has a header and no bytes on the disk."""
     model = folder / "m.gguf"
     hollow = header(
@@ -208,15 +211,61 @@ def _system(folder: Path, options: Mapping[str, Json]) -> System:
     with model.open("wb") as file:
         file.write(hollow.head)
         file.truncate(hollow.size)
-    return System(folder, model, None, read_options(options), "llama-server", "m")
+    return System(folder, model, None, options, "llama-server", "m")
+
+
+def _placed(folder: Path, options: Options) -> Wanted:
+    """What is placed for such a system."""
+    return wanted_of_system(_system(folder, options), parse_spec(_hub_spec("Q4_K_M")), None)
+
+
+def _beside(wanted: Wanted, facts: HostFacts, leaving: Running | None = None) -> Beside:
+    """The answer of an activation."""
+    return choose_seat(seats(wanted, facts, Calibration(), leaving), facts, leaving)
+
+
+def test_layers_that_are_not_on_the_gpus_are_noticed(tmp_path: Path) -> None:
+    """By the engine's log, and by what the driver says that its processes can hold at most."""
+    wanted = _placed(tmp_path, {"context": 65536, "gpu_layers": 99})
+    facts, cards = V100S.facts, [0, 1, 2, 3]
+    pid, planned = os.getpid(), estimate_on(wanted, facts, cards)
+    seated = Seated(wanted, planned, cards, pid)
+
+    def holding(size: int, owner: int) -> HostFacts:
+        return replace(
+            facts,
+            gpus=tuple(
+                replace(
+                    gpu,
+                    memory_free_bytes=gpu.memory_total_bytes - size,
+                    processes=(GpuProcess(99, size, (owner, 1)),),
+                )
+                for gpu in facts.gpus
+            ),
+        )
+
+    whole = max(planned.per_device)
+    assert missing_on_gpus(seated, holding(whole, pid), []) == ""
+    assert "GPU 0" in missing_on_gpus(seated, holding(whole, 98), [])  # another's memory
+    assert "GPU 0" in missing_on_gpus(seated, holding(whole // 4, pid), [])
+    unnamed = holding(whole, pid)
+    unnamed = replace(unnamed, gpus=tuple(replace(gpu, processes=()) for gpu in unnamed.gpus))
+    assert missing_on_gpus(seated, unnamed, []) == ""
+    log = ["warning: no usable GPU found, --gpu-layers option will be ignored"]
+    assert "89 layers" in missing_on_gpus(seated, unnamed, log)
+    log = ["load_tensors: offloaded 12/89 layers to GPU"]
+    assert "12 layers" in missing_on_gpus(seated, unnamed, log)
+    log = ["load_tensors: offloaded 89/89 layers to GPU"]
+    assert missing_on_gpus(seated, unnamed, log) == ""
+    assert "GPU 3" in missing_on_gpus(seated, replace(unnamed, gpus=unnamed.gpus[:3]), log)
 
 
 def test_a_built_system_beside_or_in_place_of_what_runs(tmp_path: Path) -> None:
     """The answer at an activation, from a file and from what a process holds on the cards."""
     options = {"context": 65536, "gpu_layers": 99, "tensor_split": ["8", "8", "8", "8"]}
-    system = _system(tmp_path, options)
+    wanted = _placed(tmp_path, options)
     facts, cards = V100S.facts, [0, 1, 2, 3]
-    assert beside(system, facts, cards, None)[0].mode == "overlap"
+    assert _beside(wanted, facts).mode == "overlap"
     busy = replace(
         facts,
         gpus=tuple(
@@ -231,36 +280,36 @@ def test_a_built_system_beside_or_in_place_of_what_runs(tmp_path: Path) -> None:
     old = running_view("chat", os.getpid(), busy)
     assert old.devices == dict.fromkeys(cards, 49 << 29)
     assert old.host_bytes > 0
-    answer, needs = beside(system, busy, cards, old)
-    assert answer.mode == "swap"
-    assert len(needs.per_device) == 4
-    assert beside(system, busy, cards, None)[0].mode == "refuse"
-    made = predict_system(system, facts, cards)
-    rows = report(made, busy, cards, os.getpid(), ["x:  CUDA0 KV buffer size =  5888.00 MiB"])
+    answer = _beside(wanted, busy, old)
+    assert (answer.mode, answer.devices) == ("swap", (0, 1, 2, 3))
+    assert _beside(wanted, busy).mode == "refuse"
+    seated = Seated(wanted, estimate_on(wanted, facts, cards), cards, os.getpid())
+    rows = report(seated, busy, ["x:  CUDA0 KV buffer size =  5888.00 MiB"])
     assert [row["part"] for row in rows] == ["GPU 0", "GPU 1", "GPU 2", "GPU 3", "GPU 0 cache"]
     assert rows[4]["error_permille"] == 0
     home = Home(tmp_path)
     assert calibration_of(home) == Calibration()
-    report(made, busy, cards, os.getpid(), [], home=home)
+    report(seated, busy, [], home=home)
     learned = calibration_of(home)
     assert learned.context_bytes[70] > 0
-    again = predict_system(system, facts, cards, learned)
+    again = estimate_on(wanted, facts, cards, learned)
     assert min(again.per_device) == 49 << 29
     (tmp_path / "calibration.json").write_text("not json")
     assert calibration_of(home) == Calibration()
     with pytest.raises(NotFound, match="no GPU 7"):
-        predict_system(system, facts, [7])
+        estimate_on(wanted, facts, [7])
 
 
 def test_without_gpus_the_process_is_compared(tmp_path: Path) -> None:
     """On a CPU host what lies in main memory stands beside the prediction; a gone process not."""
-    made = predict_system(_system(tmp_path, {"context": 4096}), host_facts(), [])
-    rows = report(made, host_facts(), [], os.getpid(), [])
+    wanted = _placed(tmp_path, {"context": 4096})
+    made = estimate_on(wanted, host_facts(), [])
+    rows = report(Seated(wanted, made, [], os.getpid()), host_facts(), [])
     assert [row["part"] for row in rows] == ["main memory"]
     assert rows[0]["predicted"] == made.host_bytes
     assert isinstance(rows[0]["measured"], int)
     assert rows[0]["measured"] > 2**20
-    assert report(made, host_facts(), [], 2**22 + 5, []) == []
+    assert report(Seated(wanted, made, [], 2**22 + 5), host_facts(), []) == []
 
 
 def test_a_process_that_is_gone_holds_nothing() -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from mmadmin.core.engines.llama_server.memory_report import compare_buffers
 
 from bench.fit import serve_once
 from mmadmin.core.engines.llama_server.engine import ENGINE, Seat
-from mmadmin.core.engines.llama_server.memory_report import compare_buffers
 from mmadmin.core.engines.protocol import System
 from mmadmin.host.facts import host_facts
 from mmadmin.host.fit import predict_system
@@ -22,7 +22,7 @@ def test_a_real_model_takes_what_was_predicted(engine_store: EngineStore) -> Non
         engine=engine_store.path("engine"),
         model=engine_store.model,
         template=None,
-        options=ENGINE.read_options(options),
+        options=options,
         engine_kind="llama-server",
         alias="smollm2",
     )

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 from mmadmin.core.build.recipe import Json
-from mmadmin.core.fit.facts import GpuFacts
-from mmadmin.core.formats.gguf.shape import ModelShape
+from mmadmin.core.fit.estimate import MemoryModel
 from mmadmin.core.spec.fields import Field
 
-Options = Any
-"""An engine's own frozen object, made by `Engine.read_options`; nobody else looks into it."""
+Options = Mapping[str, Json]
+"""The `[serve]` table of a spec, validated by `Engine.check`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,17 +28,6 @@ class ModelFacts:
     head_count: int = 0
     head_count_kv: int = 0
     metadata: Mapping[str, Json] = field(default_factory=dict)
-    shape: ModelShape | None = None
-    """Its dimensions and tensor table, where the header was read; the memory model wants it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Needs:
-    """Bytes a replica needs, by named part; `per_device` in the order of the seat's devices."""
-
-    parts: Mapping[str, int]
-    per_device: Sequence[int] = ()
-    host_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +56,19 @@ class Seat:
     host: str
     """Address to bind; loopback."""
     port: int
-    devices: Sequence[int] = ()
-    """GPU indices; empty = all that are visible, or the CPU."""
+    devices: Sequence[int] | None = None
+    """GPU indices, in the driver's order; empty = none of them, None = all that are visible."""
+    uuids: Sequence[str] = ()
+    """Their UUIDs, in the same order; empty = not known."""
+
+    @property
+    def gpu_environment(self) -> Mapping[str, str]:
+        """What shows a CUDA program these GPUs and no others, numbered from 0."""
+        if self.devices is None:
+            return {}
+        named = len(self.uuids) == len(self.devices) and all(self.uuids)
+        visible = self.uuids if named else [str(index) for index in self.devices]
+        return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(visible)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,14 +119,11 @@ class Engine(Protocol):
     kind: str
     fields: Sequence[Field]
     """The fields of a spec's `[serve]` table."""
+    memory: MemoryModel
     binary: str
     """The program inside the engine object, relative: `bin/llama-server`."""
     targets: Sequence[str]
     """What `build-engine` must build."""
-
-    def read_options(self, table: Mapping[str, Json]) -> Options:
-        """The options that a `[serve]` table or a manifest's `options` sets, defaults filled in."""
-        ...
 
     def check(self, options: Options, *, own_template: bool = False) -> None:
         """Refuse bad options (`InvalidSpec`, naming the field under `serve`).
@@ -138,10 +134,6 @@ class Engine(Protocol):
 
     def check_model(self, model: ModelFacts, options: Options) -> None:
         """Refuse options that do not go with the built model (`InvalidSpec`)."""
-        ...
-
-    def needs(self, model: ModelFacts, options: Options, gpus: Sequence[GpuFacts] = ()) -> Needs:
-        """Bytes per device, with the parts named; `gpus` are those of the seat, in its order."""
         ...
 
     def launch(self, system: System, seat: Seat) -> LaunchSpec:

@@ -27,6 +27,8 @@ class GpuProcess:
 
     pid: int
     memory_bytes: int
+    ancestors: tuple[int, ...] = ()
+    """Process ids of its parent, its parent's parent and so on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,10 @@ class GpuFacts:
         """The CUDA architecture number: 70 for 7.0."""
         major, _, minor = self.compute_capability.partition(".")
         return int(major) * 10 + int(minor or 0)
+
+    def held_by(self, pid: int) -> int:
+        """Bytes that a process and its descendants hold."""
+        return sum(p.memory_bytes for p in self.processes if pid in (p.pid, *p.ancestors))
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +135,8 @@ def _gpu(data: Mapping[str, Any]) -> GpuFacts:
     values = _known(GpuFacts, data)
     values["nvlink_peers"] = tuple(values.get("nvlink_peers", ()))
     values["processes"] = tuple(
-        GpuProcess(**_known(GpuProcess, one)) for one in values.get("processes", ())
+        GpuProcess(one["pid"], one["memory_bytes"], tuple(one.get("ancestors", ())))
+        for one in values.get("processes", ())
     )
     return GpuFacts(**values)
 

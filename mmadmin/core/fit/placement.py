@@ -10,20 +10,24 @@ what would be freed by stopping, minus a reserve for each device.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from mmadmin.core.build.recipe import Json
-from mmadmin.core.engines.llama_server.memory import Calibration, Prediction, predict
-from mmadmin.core.engines.llama_server.run_shape import Device, RunShape, device_of
-from mmadmin.core.engines.llama_server.suggest import Suggestion, suggest
-from mmadmin.core.engines.protocol import Needs
-from mmadmin.core.errors import DoesNotFit, InvalidSpec
+from mmadmin.core.errors import DoesNotFit, InvalidSpec, MmError
+from mmadmin.core.fit.estimate import (
+    Calibration,
+    Device,
+    Estimate,
+    MemoryModel,
+    Room,
+    Suggestion,
+    device_of,
+)
 from mmadmin.core.fit.facts import GpuFacts, HostFacts
-from mmadmin.core.fit.rules import Case, Finding, Version, judge, version_of
-from mmadmin.core.formats.gguf.shape import ModelShape
+from mmadmin.core.fit.rules import Case, Finding, judge, version_of
 
 RESERVE_BYTES = 256 * 1024 * 1024
 """Kept free on each GPU: what the model of memory may be wrong by, and the driver's own swings."""
@@ -60,19 +64,19 @@ class HostView:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A host and GPUs that would do."""
+    """A host and GPUs that fit."""
 
     host: str
     devices: tuple[int, ...]
     """GPU indices; empty = the CPU."""
-    prediction: Prediction
+    estimate: Estimate
     stop: tuple[str, ...] = ()
     """Deployments that must be stopped to make room."""
     warnings: tuple[Finding, ...] = ()
 
     @property
-    def words(self) -> str:
-        """One sentence for people."""
+    def message(self) -> str:
+        """Where it fits."""
         where = f"GPU {', '.join(str(d) for d in self.devices)}" if self.devices else "the CPU"
         after = f" after stopping {', '.join(self.stop)}" if self.stop else ""
         return f"{self.host}: fits on {where}{after}"
@@ -86,7 +90,7 @@ class Refusal:
     reason: str
     remedy: str = ""
     findings: tuple[Finding, ...] = ()
-    prediction: Prediction | None = None
+    estimate: Estimate | None = None
     suggestions: tuple[Suggestion, ...] = ()
 
 
@@ -112,11 +116,30 @@ class Answer:
 class Wanted:
     """What shall be placed."""
 
-    shape: ModelShape
-    run: RunShape
+    memory: MemoryModel
+    header: Any
+    """What the model's header says, as its format reads it."""
+    options: Any
+    """The engine's `[serve]` options."""
     case: Case
     """Engine, model and options; the host's part is filled in for each host."""
+    on_gpus: bool = True
+    """False when options or build keep everything off the GPUs."""
+    devices: tuple[int, ...] = ()
+    """The GPUs that the deployment file names; empty = placement chooses."""
+    attachment_bytes: int = 0
     overruled: Mapping[str, str] = field(default_factory=dict)
+
+    def estimate(self, facts: HostFacts, gpus: Sequence[GpuFacts], known: Calibration) -> Estimate:
+        """What it takes on these GPUs of a host. Raises `InvalidSpec`."""
+        return self.memory.estimate(
+            self.header,
+            self.options,
+            [device_of(gpu) for gpu in gpus],
+            attachment_bytes=self.attachment_bytes,
+            calibration=known,
+            cpu_features=facts.cpu_features,
+        )
 
 
 def place(wanted: Wanted, hosts: Sequence[HostView]) -> Answer:
@@ -134,15 +157,10 @@ def place(wanted: Wanted, hosts: Sequence[HostView]) -> Answer:
 
 
 def _on_host(wanted: Wanted, host: HostView) -> Candidate | Refusal:
-    on_cpu = wanted.run.gpu_layers == 0 or not host.facts.gpus
-    choices = [()] if on_cpu else device_choices(host.facts, wanted.run)
-    if not choices:
-        return Refusal(
-            host.name,
-            f"it has {len(host.facts.gpus)} GPUs of one kind at most, the tensor split wants "
-            f"{len(wanted.run.tensor_split)}",
-            "change serve.tensor_split, or choose another host",
-        )
+    try:
+        choices = device_choices(wanted, host.facts)
+    except DoesNotFit as error:
+        return Refusal(host.name, error.message, error.remedy)
     best: Candidate | None = None
     worst: Refusal | None = None
     for chosen in choices:
@@ -160,17 +178,23 @@ def _on_host(wanted: Wanted, host: HostView) -> Candidate | Refusal:
     return worst
 
 
-def device_choices(facts: HostFacts, run: RunShape) -> list[tuple[GpuFacts, ...]]:
+def device_choices(wanted: Wanted, facts: HostFacts) -> list[tuple[GpuFacts, ...]]:
     """Sets of GPUs worth trying: one architecture a set, the fewest first, the emptiest in them.
 
-    With a tensor split the number is given, and the order is by index, as shares have an order.
+    The options may fix the number (a tensor split), the deployment file the GPUs themselves. Each
+    set is in the order of indices, as shares have an order. Raises `DoesNotFit` when the host has
+    no such set.
     """
+    if not wanted.on_gpus or not (facts.gpus or wanted.devices):
+        return [()]
+    count = wanted.memory.device_count(wanted.options)
+    if wanted.devices:
+        return [_named(wanted.devices, facts)]
     kinds: dict[int, list[GpuFacts]] = {}
     for gpu in facts.gpus:
         kinds.setdefault(gpu.architecture, []).append(gpu)
-    sizes = [len(run.tensor_split)] if run.tensor_split else range(1, len(facts.gpus) + 1)
     choices: list[tuple[GpuFacts, ...]] = []
-    for size in sizes:
+    for size in [count] if count else range(1, len(facts.gpus) + 1):
         for gpus in kinds.values():
             if size > len(gpus):
                 continue
@@ -180,7 +204,26 @@ def device_choices(facts: HostFacts, run: RunShape) -> list[tuple[GpuFacts, ...]
                 choice = tuple(sorted(picked, key=lambda g: g.index))
                 if choice not in choices:
                     choices.append(choice)
+    if not choices:
+        raise DoesNotFit(
+            f"the options want {count} GPUs of one kind, and the host has "
+            f"{max(map(len, kinds.values()))}",
+            remedy="change the number of GPUs in [serve], or choose another host",
+        )
     return choices
+
+
+def _named(devices: Sequence[int], facts: HostFacts) -> tuple[GpuFacts, ...]:
+    by_index = {gpu.index: gpu for gpu in facts.gpus}
+    missing = [index for index in devices if index not in by_index]
+    if missing:
+        raise DoesNotFit(
+            f"there is no GPU {missing[0]} on this host",
+            remedy=f"`devices` may name GPUs 0 to {len(by_index) - 1}"
+            if by_index
+            else "remove `devices`: the host has no GPUs",
+        )
+    return tuple(by_index[index] for index in devices)
 
 
 def _on_devices(wanted: Wanted, host: HostView, gpus: Sequence[GpuFacts]) -> Candidate | Refusal:
@@ -188,40 +231,22 @@ def _on_devices(wanted: Wanted, host: HostView, gpus: Sequence[GpuFacts]) -> Can
     verdict = judge(case, wanted.overruled)
     if verdict.refusals:
         first = verdict.refusals[0]
-        return Refusal(host.name, first.words, first.remedy, verdict.findings)
-    devices = [device_of(gpu) for gpu in gpus]
+        return Refusal(host.name, first.message, first.remedy, verdict.findings)
     try:
-        prediction = predict(
-            wanted.shape,
-            wanted.run,
-            devices,
-            calibration=host.calibration,
-            cpu_features=host.facts.cpu_features,
-        )
+        made = wanted.estimate(host.facts, gpus, host.calibration)
     except InvalidSpec as error:
         return Refusal(host.name, error.message, error.remedy)
-    needs = dict(zip((gpu.index for gpu in gpus), prediction.per_device, strict=True))
-    own = resident_bytes(prediction)
-    stop = fewest_to_stop(needs, own, host)
+    needs = dict(zip((gpu.index for gpu in gpus), made.per_device, strict=True))
+    stop = fewest_to_stop(needs, made.resident_bytes, host)
     if stop is None:
-        return _too_large(wanted, host, gpus, prediction)
+        return _too_large(wanted, host, gpus, made)
     return Candidate(
         host=host.name,
         devices=tuple(gpu.index for gpu in gpus),
-        prediction=prediction,
+        estimate=made,
         stop=stop,
         warnings=verdict.warnings,
     )
-
-
-def resident_bytes(prediction: Prediction) -> int:
-    """Main memory that must be there: without the mapped file, which the kernel may drop.
-
-    On a host without GPUs the file counts too: dropping it would mean reading it for each token.
-    """
-    if prediction.devices:
-        return prediction.host_bytes - prediction.host.get("mapped", 0)
-    return prediction.host_bytes
 
 
 def fewest_to_stop(
@@ -268,9 +293,7 @@ def _held(running: Iterable[Running]) -> int:
     return sum(sum(r.devices.values()) + r.host_bytes for r in running)
 
 
-def _too_large(
-    wanted: Wanted, host: HostView, gpus: Sequence[GpuFacts], prediction: Prediction
-) -> Refusal:
+def _too_large(wanted: Wanted, host: HostView, gpus: Sequence[GpuFacts], made: Estimate) -> Refusal:
     # what could be free at best: running deployments can be stopped
     held = {gpu.index: sum(r.devices.get(gpu.index, 0) for r in host.running) for gpu in gpus}
     best = [
@@ -282,63 +305,36 @@ def _too_large(
         )
         for gpu in gpus
     ]
-    for gpu, device, need in zip(gpus, best, prediction.per_device, strict=True):
+    for gpu, device, need in zip(gpus, best, made.per_device, strict=True):
         if need + RESERVE_BYTES > device.free_bytes:
             reason = f"GPU {gpu.index} needs {_gib(need)} and could have {_gib(device.free_bytes)}"
             break
     else:
-        own = resident_bytes(prediction)
         reason = (
-            f"it needs {_gib(own)} of main memory and "
+            f"it needs {_gib(made.resident_bytes)} of main memory and "
             f"{_gib(host.facts.memory_available_bytes)} are available"
         )
     memory = host.facts.memory_available_bytes + sum(r.host_bytes for r in host.running)
-    found = suggest(
-        wanted.shape,
-        wanted.run,
+    found = wanted.memory.suggest(
+        wanted.header,
+        wanted.options,
         best,
-        reserve_bytes=RESERVE_BYTES,
-        host_room_bytes=memory - HOST_RESERVE_BYTES,
+        Room(RESERVE_BYTES, memory - HOST_RESERVE_BYTES),
+        attachment_bytes=wanted.attachment_bytes,
         calibration=host.calibration,
     )
-    remedy = found[0].words if found else "take a smaller quant, or a host with more memory"
-    return Refusal(host.name, reason, remedy, prediction=prediction, suggestions=tuple(found))
+    remedy = found[0].message if found else "take a smaller quant, or a host with more memory"
+    return Refusal(host.name, reason, remedy, estimate=made, suggestions=tuple(found))
 
 
 def _with_host(case: Case, facts: HostFacts, gpus: Sequence[GpuFacts]) -> Case:
     """The case with the host's part filled in."""
-    return Case(
-        **{name: getattr(case, name) for name in Case.__dataclass_fields__}
-        | {
-            "architectures": tuple(gpu.architecture for gpu in gpus),
-            "visible_gpus": len(gpus) if gpus else None,
-            "cuda": case.cuda or (version_of(facts.cuda) if gpus else None),
-        }
-    )
-
-
-def case_of(
-    engine: str,
-    shape: ModelShape,
-    run: RunShape,
-    *,
-    engine_version: Version | None = None,
-    files: Iterable[str] = (),
-) -> Case:
-    """What the rules need to know of a GGUF deployment."""
-    return Case(
-        engine=engine,
-        engine_version=engine_version,
-        model_format="gguf",
-        model_architecture=shape.architecture,
-        weight_types=frozenset(weight.type for weight in shape.weights),
-        cache_type=run.cache_type_k,
-        files=frozenset(files),
-        tensor_split=run.tensor_split,
-        total_context=(run.context or shape.context_train) * run.slots,
-        wanted_context=run.context or shape.context_train,
-        slots=run.slots,
-        trained_context=shape.context_train or None,
+    return replace(
+        case,
+        architectures=tuple(gpu.architecture for gpu in gpus),
+        visible_gpus=len(gpus) if gpus else None,
+        cuda=case.cuda or (version_of(facts.cuda) if gpus else None),
+        driver=version_of(facts.driver) if gpus else None,
     )
 
 
@@ -346,43 +342,192 @@ def case_of(
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
-    """Whether a generation can start while another one runs."""
+class Footprint:
+    """The memory that an engine will hold on certain GPUs of its host."""
 
-    mode: Mode
-    words: str
-    short_bytes: Mapping[int, int] = field(default_factory=dict)
-    """GPU index → bytes that are missing for an overlap; -1 = main memory."""
+    devices: tuple[int, ...]
+    """GPU indices."""
+    per_device: tuple[int, ...]
+    """Bytes on each."""
+    host_bytes: int
+    resident_bytes: int
+    """Main memory that it cannot do without."""
+    own_bytes: int
+    """Main memory besides the mapped file: what its end frees."""
 
     def as_json(self) -> dict[str, Json]:
-        """Plain data, for the activation's record."""
+        """Plain data, for the generation's record."""
+        return {
+            "devices": list(self.devices),
+            "per_device": list(self.per_device),
+            "host_bytes": self.host_bytes,
+            "resident_bytes": self.resident_bytes,
+            "own_bytes": self.own_bytes,
+        }
+
+    def on(self, devices: Sequence[int]) -> Footprint:
+        """The same on other GPUs of the same kind, as many."""
+        return replace(self, devices=tuple(devices))
+
+    def running(self, name: str, pid: int | None, facts: HostFacts) -> Running:
+        """What it holds: by the driver where it names the process, else as predicted."""
+        held = {gpu.index: size for gpu in facts.gpus if pid and (size := gpu.held_by(pid))}
+        predicted = dict(zip(self.devices, self.per_device, strict=True))
+        return Running(name, held or predicted, self.own_bytes)
+
+
+def footprint(made: Estimate, devices: Sequence[int]) -> Footprint:
+    """The footprint of an estimate on GPUs of a host, by index."""
+    return Footprint(
+        devices=tuple(devices),
+        per_device=made.per_device,
+        host_bytes=made.host_bytes,
+        resident_bytes=made.resident_bytes,
+        own_bytes=made.own_bytes,
+    )
+
+
+def footprint_from_json(data: Mapping[str, Any]) -> Footprint:
+    """The inverse of `Footprint.as_json`."""
+    return Footprint(
+        devices=tuple(data["devices"]),
+        per_device=tuple(data["per_device"]),
+        host_bytes=data["host_bytes"],
+        resident_bytes=data["resident_bytes"],
+        own_bytes=data["own_bytes"],
+    )
+
+
+def footprints_as_json(known: Sequence[Footprint]) -> dict[str, Json]:
+    """Footprints on different sets of GPUs, for the generation's record."""
+    return {"alternatives": [one.as_json() for one in known]}
+
+
+def footprints_from_json(data: Mapping[str, Any]) -> list[Footprint]:
+    """The inverse of `footprints_as_json`; earlier records hold one footprint alone."""
+    return [footprint_from_json(one) for one in data.get("alternatives", [data])]
+
+
+def footprint_on(known: Sequence[Footprint], devices: Sequence[int] | None) -> Footprint | None:
+    """What is known for these GPUs, or for as many others; without GPUs, the first that is."""
+    if devices is None:
+        return known[0] if known else None
+    as_many = [one for one in known if len(one.devices) == len(devices)]
+    exact = [one for one in as_many if one.devices == tuple(devices)]
+    return (exact or as_many)[0].on(devices) if as_many else None
+
+
+def everywhere(known: Sequence[Footprint], facts: HostFacts) -> list[Footprint]:
+    """Footprints on every set of GPUs that they hold for, in the order in which seats are tried.
+
+    One is known for a number of like GPUs: it holds for any as many of that kind.
+    """
+    kinds: dict[int, list[GpuFacts]] = {}
+    for gpu in facts.gpus:
+        kinds.setdefault(gpu.architecture, []).append(gpu)
+    architecture = {gpu.index: gpu.architecture for gpu in facts.gpus}
+    free = {gpu.index: gpu.memory_free_bytes for gpu in facts.gpus}
+    found: dict[tuple[int, ...], Footprint] = {}
+    for one in known:
+        kind = {architecture.get(index, -1) for index in one.devices}
+        like = kinds.get(kind.pop(), []) if len(kind) == 1 else []
+        sets = combinations((gpu.index for gpu in like), len(one.devices)) if like else ()
+        for devices in (one.devices, *sets):
+            found.setdefault(devices, one.on(devices))
+    return sorted(
+        found.values(),
+        key=lambda f: (len(f.devices), -sum(free.get(n, 0) for n in f.devices), f.devices),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """Whether a generation can start while another one runs, and on which GPUs."""
+
+    mode: Mode
+    message: str
+    short_bytes: Mapping[int, int] = field(default_factory=dict)
+    """GPU index → bytes that are missing for an overlap; -1 = main memory."""
+    devices: tuple[int, ...] = ()
+    """The GPUs that it would sit on."""
+
+    def as_json(self) -> dict[str, Json]:
+        """The details of a refusal."""
         return {
             "mode": self.mode,
-            "words": self.words,
             "short_bytes": {str(index): size for index, size in self.short_bytes.items()},
+            "devices": list(self.devices),
         }
 
 
-def fits_beside(
-    wanted: Needs,
-    devices: Sequence[int],
-    facts: HostFacts,
-    leaving: Running | None = None,
-    *,
-    resident: int | None = None,
+def seats(
+    wanted: Wanted, facts: HostFacts, known: Calibration, leaving: Running | None = None
+) -> Iterator[Footprint]:
+    """The footprint on each set of GPUs worth trying, now and once `leaving` has ended.
+
+    Raises `DoesNotFit` when the host has no such GPUs or a rule refuses them all, `InvalidSpec`
+    when no number of them goes with the options.
+    """
+    after = freed(facts, leaving) if leaving else facts
+    indices = [
+        tuple(gpu.index for gpu in choice)
+        for view in ((facts, after) if leaving else (facts,))
+        for choice in device_choices(wanted, view)
+    ]
+    refused: MmError | None = None
+    usable = False
+    for chosen in dict.fromkeys(indices):
+        gpus = [gpu for gpu in after.gpus if gpu.index in chosen]
+        gpus.sort(key=lambda gpu: chosen.index(gpu.index))
+        verdict = judge(_with_host(wanted.case, facts, gpus), wanted.overruled)
+        try:
+            if verdict.refusals:
+                first = verdict.refusals[0]
+                raise DoesNotFit(first.message, remedy=first.remedy, rules=[first.rule])
+            made = wanted.estimate(facts, gpus, known)
+        except MmError as error:
+            refused = error
+            continue
+        usable = True
+        yield footprint(made, chosen)
+    if refused is not None and not usable:
+        raise refused
+
+
+def choose_seat(
+    footprints: Iterable[Footprint], facts: HostFacts, leaving: Running | None = None
 ) -> Beside:
+    """The best answer among these: an overlap, else a swap, else the refusal that lacks least.
+
+    `facts` must have been read just now, with `leaving` running. The first of equals counts.
+    """
+    best: Beside | None = None
+    for one in footprints:
+        found = fits_beside(one, facts, leaving)
+        if found.mode == "overlap":
+            return found
+        if best is None or _rank(found) < _rank(best):
+            best = found
+    if best is None:
+        raise AssertionError("there is always a choice, be it the CPU")
+    return best
+
+
+def _rank(room: Beside) -> tuple[int, int]:
+    return _WORSE.index(room.mode), sum(room.short_bytes.values())
+
+
+def fits_beside(wanted: Footprint, facts: HostFacts, leaving: Running | None = None) -> Beside:
     """Overlap, swap or refuse: `facts` must have been read just now, with `leaving` running.
 
-    `devices` are the GPU indices of `wanted.per_device`; `resident` is the main memory that
-    `wanted` cannot do without (default: all that it names). `leaving` is what the new generation
-    replaces, with what it holds; None = nothing runs.
+    `leaving` is what the new generation replaces, with what it holds; None = nothing runs.
     """
     free = {gpu.index: gpu.memory_free_bytes for gpu in facts.gpus}
-    own = wanted.host_bytes if resident is None else resident
+    own, devices = wanted.resident_bytes, wanted.devices
     missing = [index for index in devices if index not in free]
     if missing:
-        return Beside("refuse", f"there is no GPU {missing[0]} on this host")
-    needs = dict(zip(devices, wanted.per_device, strict=False))
+        return Beside("refuse", f"there is no GPU {missing[0]} on this host", devices=devices)
+    needs = dict(zip(devices, wanted.per_device, strict=True))
     short = {
         index: need + RESERVE_BYTES - free[index]
         for index, need in needs.items()
@@ -391,7 +536,8 @@ def fits_beside(
     if own + HOST_RESERVE_BYTES > facts.memory_available_bytes:
         short[-1] = own + HOST_RESERVE_BYTES - facts.memory_available_bytes
     if not short:
-        return Beside("overlap", "both fit: the new one starts beside the old one")
+        message = "both fit: the new one starts beside the old one"
+        return Beside("overlap", message, devices=devices)
     freed = dict(leaving.devices) if leaving else {}
     if leaving:
         freed[-1] = leaving.host_bytes
@@ -403,13 +549,28 @@ def fits_beside(
             f"{_place(worst)} is short of {_gib(short[worst])} while the old one runs: "
             "it is stopped first",
             short,
+            devices,
         )
     return Beside(
         "refuse",
         f"{_place(worst)} is short of {_gib(still[worst])}"
         + (" even after the old one has stopped" if leaving else ""),
         short,
+        devices,
     )
+
+
+def promised(facts: HostFacts, holders: Iterable[Running]) -> HostFacts:
+    """The host less what was promised to these and is not held yet."""
+    gpus = {gpu.index: gpu for gpu in facts.gpus}
+    memory = facts.memory_available_bytes
+    for one in holders:
+        memory -= one.host_bytes
+        for index, size in one.devices.items():
+            if index in gpus:
+                free = max(gpus[index].memory_free_bytes - size, 0)
+                gpus[index] = replace(gpus[index], memory_free_bytes=free)
+    return replace(facts, memory_available_bytes=max(memory, 0), gpus=tuple(gpus.values()))
 
 
 def freed(facts: HostFacts, running: Running) -> HostFacts:
@@ -444,7 +605,7 @@ def make_room(
         if _WORSE.index(room.mode) < _WORSE.index(best.mode):
             best, end = room, may_end[:count]
     if best.mode == "refuse":
-        return room, end  # in the words of the look without any of them
+        return room, end  # the message is that of the look without any of them
     for one in end[:-1]:  # the last one made the difference
         rest = [other for other in end if other is not one]
         room = look(rest)

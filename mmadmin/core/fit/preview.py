@@ -1,4 +1,4 @@
-"""What an activation will do, told before it: overlap or swap, how long requests wait, what ends.
+"""What an activation will do: overlap or swap, how long requests wait, what ends.
 
 The preflight of an activation decides with facts that it reads itself, a moment before it acts.
 This is the same arithmetic on the facts that the host last reported: it advises, and says of when
@@ -13,19 +13,17 @@ from functools import reduce
 from typing import Any, Literal
 
 from mmadmin.core.build.recipe import Json
-from mmadmin.core.engines.llama_server.memory import Prediction
-from mmadmin.core.engines.protocol import Needs
 from mmadmin.core.errors import Conflict
 from mmadmin.core.fit.facts import HostFacts
 from mmadmin.core.fit.placement import (
     Beside,
+    Footprint,
     HostView,
     Running,
+    choose_seat,
     fewest_to_stop,
-    fits_beside,
     freed,
     make_room,
-    resident_bytes,
 )
 from mmadmin.core.generations.activation import Mode, choose_mode
 
@@ -38,69 +36,12 @@ Outlook = Literal["overlap", "swap", "refused", "unknown"]
 
 
 @dataclass(frozen=True, slots=True)
-class Footprint:
-    """The memory that a generation's engine will hold on its host."""
-
-    devices: tuple[int, ...]
-    """GPU indices."""
-    per_device: tuple[int, ...]
-    """Bytes on each."""
-    host_bytes: int
-    resident_bytes: int
-    """Main memory that it cannot do without."""
-    own_bytes: int
-    """Main memory besides the mapped file: what its end frees."""
-
-    def as_json(self) -> dict[str, Json]:
-        """Plain data, for the generation's record."""
-        return {
-            "devices": list(self.devices),
-            "per_device": list(self.per_device),
-            "host_bytes": self.host_bytes,
-            "resident_bytes": self.resident_bytes,
-            "own_bytes": self.own_bytes,
-        }
-
-    def running(self, name: str, pid: int | None, facts: HostFacts) -> Running:
-        """What it holds: by the driver where it names the process, else as predicted."""
-        held = {
-            gpu.index: size
-            for gpu in facts.gpus
-            if (size := sum(p.memory_bytes for p in gpu.processes if p.pid == pid))
-        }
-        foretold = dict(zip(self.devices, self.per_device, strict=True))
-        return Running(name, held or foretold, self.own_bytes)
-
-
-def footprint(prediction: Prediction, devices: Sequence[int]) -> Footprint:
-    """The footprint of a prediction for GPUs of a host, by index."""
-    return Footprint(
-        devices=tuple(devices),
-        per_device=prediction.per_device,
-        host_bytes=prediction.host_bytes,
-        resident_bytes=resident_bytes(prediction),
-        own_bytes=prediction.host_bytes - prediction.host.get("mapped", 0),
-    )
-
-
-def footprint_from_json(data: Mapping[str, Any]) -> Footprint:
-    """The inverse of `Footprint.as_json`."""
-    return Footprint(
-        devices=tuple(data["devices"]),
-        per_device=tuple(data["per_device"]),
-        host_bytes=data["host_bytes"],
-        resident_bytes=data["resident_bytes"],
-        own_bytes=data["own_bytes"],
-    )
-
-
-@dataclass(frozen=True, slots=True)
 class Load:
     """How long an engine takes until it answers."""
 
     seconds: float
     measured: bool
-    """By this very generation; else reckoned from its size."""
+    """By this very generation; else estimated from its size."""
 
 
 def load_time(
@@ -119,8 +60,8 @@ class Situation:
 
     target: str
     """`name/number`."""
-    needs: Footprint | None
-    """None = it was never predicted."""
+    needs: Sequence[Footprint]
+    """On each set of GPUs that it could sit on; empty = it was never predicted."""
     mode: str
     """`activation.mode` of its file."""
     load: Load
@@ -148,11 +89,11 @@ class Situation:
 
 
 @dataclass(frozen=True, slots=True)
-class Foresight:
+class Preview:
     """What will happen."""
 
     outlook: Outlook
-    words: str
+    message: str
     """Whether both fit, and what follows."""
     waits_s: float | None
     """How long new requests wait; 0 = not at all, None = it cannot be told."""
@@ -161,6 +102,8 @@ class Foresight:
     load: Load
     ends: tuple[str, ...]
     """Generations whose engines end by it, trials among them."""
+    devices: tuple[int, ...] | None
+    """The GPUs that it would sit on; None = it cannot be told."""
     stop_first: tuple[str, ...]
     """Deployments that a person must stop first, the fewest that make room."""
     build_first: tuple[str, ...] | None
@@ -170,61 +113,67 @@ class Foresight:
         """Plain data, for the API and `--json`."""
         return {
             "outlook": self.outlook,
-            "words": self.words,
+            "message": self.message,
             "waits_ms": None if self.waits_s is None else round(self.waits_s * 1000),
             "drain_s": self.drain_s,
             "load_ms": round(self.load.seconds * 1000),
             "load_measured": self.load.measured,
             "ends": list(self.ends),
+            "devices": None if self.devices is None else list(self.devices),
             "stop_first": list(self.stop_first),
             "build_first": None if self.build_first is None else list(self.build_first),
         }
 
 
-def foresee(now: Situation) -> Foresight:
+def preview(now: Situation) -> Preview:
     """What making `now.target` live will do. Changes nothing, reads nothing."""
-    known = Foresight(
+    known = Preview(
         outlook="unknown",
-        words="",
+        message="",
         waits_s=None,
         drain_s=now.drain_s if now.live else 0,
         load=now.load,
         ends=(now.live,) if now.live else (),
+        devices=None,
         stop_first=(),
         build_first=now.missing,
     )
     if now.missing:
         count = f"{len(now.missing)} object{'s' if len(now.missing) > 1 else ''}"
-        words = f"the store no longer has {count} that it needs: build it again first"
-        return replace(known, outlook="refused", words=words, ends=(), waits_s=0.0)
+        message = f"the store no longer has {count} that it needs: build it again first"
+        return replace(known, outlook="refused", message=message, ends=(), waits_s=0.0)
     if now.namesake:
-        words = f"clients call the deployment {now.namesake} {now.name!r}: rename one of them first"
-        return replace(known, outlook="refused", words=words, ends=(), waits_s=0.0)
+        message = (
+            f"clients call the deployment {now.namesake} {now.name!r}: rename one of them first"
+        )
+        return replace(known, outlook="refused", message=message, ends=(), waits_s=0.0)
     if now.tried:
-        words = f"its engine runs already, on trial: it takes over from {now.live or 'nothing'}"
+        message = f"its engine runs already, on trial: it takes over from {now.live or 'nothing'}"
         none = Load(0.0, measured=True)
-        return replace(known, outlook="overlap", words=words, waits_s=0.0, load=none)
-    if now.needs is None or now.facts is None:
+        return replace(known, outlook="overlap", message=message, waits_s=0.0, load=none)
+    if not now.needs or now.facts is None:
         lacks = "its memory was never predicted" if now.facts else "its host has not reported yet"
-        return replace(known, words=f"{lacks}, so the preflight decides between overlap and swap")
-    return _with_memory(now, now.needs, now.facts, known)
+        return replace(known, message=f"{lacks}, so the preflight decides between overlap and swap")
+    return _with_memory(now, now.facts, known)
 
 
-def _with_memory(now: Situation, needs: Footprint, facts: HostFacts, known: Foresight) -> Foresight:
+def _with_memory(now: Situation, facts: HostFacts, known: Preview) -> Preview:
     deployment = now.target.rpartition("/")[0]
     own = [trial for trial in now.trials if trial.name.rpartition("/")[0] == deployment]
     facts = _without(facts, own)
     others = [trial for trial in now.trials if trial not in own]
     room, needed = make_room(
-        lambda gone: _room(now, needs, _without(facts, gone)), others, wanted=now.mode
+        lambda gone: choose_seat(now.needs, _without(facts, gone), now.leaving),
+        others,
+        wanted=now.mode,
     )
-    found = _with_room(now, room, known, lambda: _to_stop(now, needs, _without(facts, others)))
+    found = _with_room(now, room, known, lambda: _to_stop(now, _without(facts, others)))
     if found.outlook == "refused" or not (own or needed):
         return found
     names = tuple(trial.name for trial in (*own, *needed))
     return replace(
         found,
-        words=f"{found.words}; the trial of {' and '.join(names)} ends",
+        message=f"{found.message}; the trial of {' and '.join(names)} ends",
         ends=found.ends + names,
     )
 
@@ -234,42 +183,49 @@ def _without(facts: HostFacts, gone: Iterable[Running]) -> HostFacts:
     return reduce(freed, gone, facts)
 
 
-def _room(now: Situation, needs: Footprint, facts: HostFacts) -> Beside:
-    wanted = Needs(parts={}, per_device=needs.per_device, host_bytes=needs.host_bytes)
-    return fits_beside(wanted, needs.devices, facts, now.leaving, resident=needs.resident_bytes)
-
-
 def _with_room(
-    now: Situation, room: Beside, known: Foresight, to_stop: Callable[[], tuple[str, ...]]
-) -> Foresight:
+    now: Situation, room: Beside, known: Preview, to_stop: Callable[[], tuple[str, ...]]
+) -> Preview:
     if room.mode == "refuse" and now.live and now.leaving is None:
-        words = f"{room.words} now, and what {now.live} holds is not known: the preflight decides"
-        return replace(known, words=words)
+        message = (
+            f"{room.message} now, and what {now.live} holds is not known: the preflight decides"
+        )
+        return replace(known, message=message)
     if room.mode == "refuse":
         stop = to_stop()
-        words = room.words + (f"; stop {' and '.join(stop)} first" if stop else "")
-        return replace(known, outlook="refused", words=words, ends=(), waits_s=0.0, stop_first=stop)
+        message = room.message + (f"; stop {' and '.join(stop)} first" if stop else "")
+        return replace(
+            known, outlook="refused", message=message, ends=(), waits_s=0.0, stop_first=stop
+        )
+    known = replace(known, devices=room.devices)
     try:
         mode = choose_mode(
             now.mode, has_previous=bool(now.live), fits_beside=room.mode == "overlap"
         )
     except Conflict as error:
-        words = f"{error.message}; {error.remedy}"
-        return replace(known, outlook="refused", words=words, ends=(), waits_s=0.0)
+        message = f"{error.message}; {error.remedy}"
+        return replace(known, outlook="refused", message=message, ends=(), waits_s=0.0)
     if not now.live:
-        words = "nothing is live, and there is room: it serves as soon as it has proved itself"
-        return replace(known, outlook="overlap", words=words, waits_s=now.load.seconds)
+        message = "nothing is live, and there is room: it serves as soon as it has proved itself"
+        return replace(known, outlook="overlap", message=message, waits_s=now.load.seconds)
     if mode is Mode.OVERLAP:
-        words = f"both fit: it starts beside {now.live}, which serves until the flip"
-        return replace(known, outlook="overlap", words=words, waits_s=0.0)
-    why = room.words if room.mode == "swap" else f"its file asks for a swap: {now.live} ends first"
-    return replace(known, outlook="swap", words=why, waits_s=now.load.seconds)
+        message = f"both fit: it starts beside {now.live}, which serves until the flip"
+        return replace(known, outlook="overlap", message=message, waits_s=0.0)
+    why = (
+        room.message if room.mode == "swap" else f"its file asks for a swap: {now.live} ends first"
+    )
+    return replace(known, outlook="swap", message=why, waits_s=now.load.seconds)
 
 
-def _to_stop(now: Situation, needs: Footprint, facts: HostFacts) -> tuple[str, ...]:
+def _to_stop(now: Situation, facts: HostFacts) -> tuple[str, ...]:
     """The fewest other deployments whose end makes room, once the live engine has gone."""
     if now.leaving is not None:
         facts = freed(facts, now.leaving)
-    by_index = dict(zip(needs.devices, needs.per_device, strict=True))
     host = HostView("", facts, now.others)
-    return fewest_to_stop(by_index, needs.resident_bytes, host) or ()
+    ways = [
+        fewest_to_stop(
+            dict(zip(one.devices, one.per_device, strict=True)), one.resident_bytes, host
+        )
+        for one in now.needs
+    ]
+    return min((way for way in ways if way), key=len, default=())

@@ -1,6 +1,6 @@
 """What is known not to work, said before the work: rules as data.
 
-A rule is a predicate over a `Case` (engine, host, model, options), its words, what works instead
+A rule is a predicate over a `Case` (engine, host, model, options), its message, what works instead
 and where it is known from. A refusal cannot be overruled; a warning can, with a reason that is
 kept with the generation. Adding a rule is adding one entry to `RULES` and one test.
 
@@ -52,6 +52,9 @@ class Case:
     """`bfloat16` when it is asked for by name."""
     cache_type: str = ""
     """`fp8`, `f16`, `q8_0`."""
+    built_for: tuple[int, ...] = ()
+    """CUDA architectures that the engine is built for; empty = those of its GPUs, or not known."""
+    driver: Version | None = None
     files: frozenset[str] = frozenset()
     """Names of the model's files."""
     images: int = 0
@@ -86,7 +89,7 @@ class Rule:
     name: str
     """Stable: the reason of an overruled warning is kept under it."""
     severity: Severity
-    words: str
+    message: str
     """The fact; `{…}` names fields of the case."""
     remedy: str
     """What would work instead."""
@@ -102,8 +105,8 @@ class Rule:
 
     @property
     def about(self) -> str:
-        """Its words where no case is known: figures are left out."""
-        return re.sub(r"\{\w+\}", "…", self.words)
+        """Its message where no case is known: figures are left out."""
+        return re.sub(r"\{\w+\}", "…", self.message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +115,7 @@ class Finding:
 
     rule: str
     severity: Severity
-    words: str
+    message: str
     remedy: str
     source: str
     overruled: str = ""
@@ -123,7 +126,7 @@ class Finding:
         return {
             "rule": self.rule,
             "severity": self.severity,
-            "words": self.words,
+            "words": self.message,
             "remedy": self.remedy,
             "source": self.source,
             "overruled": self.overruled,
@@ -165,7 +168,7 @@ def judge(
         Finding(
             rule=rule.name,
             severity=rule.severity,
-            words=rule.words.format(**_words(case)),
+            message=rule.message.format(**_values(case)),
             remedy=rule.remedy,
             source=rule.source,
             overruled=reasons.get(rule.name, ""),
@@ -195,8 +198,8 @@ def check_overruled(reasons: Mapping[str, str], rules: Iterable[Rule] | None = N
             )
 
 
-def _words(case: Case) -> dict[str, str]:
-    """The case's fields in words, for the texts of rules."""
+def _values(case: Case) -> dict[str, str]:
+    """The case's fields as text, for the messages of rules."""
     oldest = case.oldest
     per_slot = (case.total_context or 0) // max(case.slots, 1)
     return {
@@ -482,5 +485,7 @@ def _is_nvfp4(case: Case) -> bool:
 def rule_table(rules: Sequence[Rule] = RULES) -> str:
     """The rules as a Markdown table, for docs/rules.md."""
     rows = ["| rule | | fact | instead | known from |", "|---|---|---|---|---|"]
-    rows += [f"| `{r.name}` | {r.severity} | {r.words} | {r.remedy} | {r.source} |" for r in rules]
+    rows += [
+        f"| `{r.name}` | {r.severity} | {r.message} | {r.remedy} | {r.source} |" for r in rules
+    ]
     return "\n".join(rows)

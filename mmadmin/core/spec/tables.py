@@ -85,6 +85,15 @@ TOP_FIELDS: tuple[Field, ...] = (
         pattern=rf"(?:{NAME})?",
         remedy="use the name of a registered host",
     ),
+    Field(
+        "devices",
+        "integers",
+        "GPUs of the host that it gets, by index, in this order. Left out: the fewest that hold "
+        "it, the emptiest first.",
+        minimum=0,
+        maximum=63,
+        example=[2, 3],
+    ),
 )
 
 MODEL_FIELDS: tuple[Field, ...] = (

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from decimal import Decimal
 from pathlib import Path
 
 import pytest
 
+from mmadmin.core.build.recipe import Json
 from mmadmin.core.errors import InvalidInput, NotFound
 from mmadmin.core.fit.described_host import described_host, described_hosts, parse_host
 from mmadmin.core.fit.facts import host_facts_from_json
-from mmadmin.core.fit.placement import HostView, Wanted, case_of, place
+from mmadmin.core.fit.placement import HostView, place
+from tests.core.fit.wanted import wanted_for
 from tests.core.formats.gguf.tables import mistral_medium
-from tests.support.llama import run_shape
 
 HOSTS = Path(__file__).parents[3] / "deployments" / "hosts"
 GIB = 1024**3
 GPU_TOML = 'name = "x"\ncpus = 1\nmemory_gib = 8\n[[gpus]]\nname = "V"\n'
-RUN = run_shape(context=65536, gpu_layers=99, tensor_split=(Decimal(8),) * 4)
+RUN: dict[str, Json] = {"context": 65536, "gpu_layers": 99, "tensor_split": ["8"] * 4}
 
 
 def test_the_shipped_descriptions_are_hosts() -> None:
@@ -38,19 +38,17 @@ def test_the_shipped_descriptions_are_hosts() -> None:
 
 def test_the_first_deployment_on_described_v100s() -> None:
     """Q4_K_M fits four V100s at 23 to 25 GB a card, within 1.5 GiB."""
-    shape = mistral_medium("Q4_K_M")
-    wanted = Wanted(shape, RUN, case_of("llama-server", shape, RUN))
+    wanted = wanted_for(mistral_medium("Q4_K_M"), **RUN)
     found = place(wanted, [HostView("v100x4", described_host(HOSTS, "v100x4"))]).best()
     assert found.devices == (0, 1, 2, 3)
     assert not found.warnings
-    for used in found.prediction.per_device:
+    for used in found.estimate.per_device:
         assert 21.5 * GIB <= used <= 26.5 * GIB
 
 
 def test_bf16_is_refused_on_described_v100s() -> None:
     """The original does not fit: 248 GB of weights for 128 GB of cards."""
-    shape = mistral_medium("BF16")
-    wanted = Wanted(shape, RUN, case_of("llama-server", shape, RUN))
+    wanted = wanted_for(mistral_medium("BF16"), **RUN)
     answer = place(wanted, [HostView("v100x4", described_host(HOSTS, "v100x4"))])
     assert not answer.candidates
     assert "GPU 0 needs" in answer.refusals[0].reason
@@ -58,9 +56,8 @@ def test_bf16_is_refused_on_described_v100s() -> None:
 
 def test_one_h200_takes_it_whole() -> None:
     """Without a split the 128B model fits on one H200, and on no smaller single GPU."""
-    shape, run = mistral_medium("Q4_K_M"), run_shape(context=65536)
     hosts = [HostView(name, facts) for name, facts in described_hosts(HOSTS).items()]
-    answer = place(Wanted(shape, run, case_of("llama-server", shape, run)), hosts)
+    answer = place(wanted_for(mistral_medium("Q4_K_M"), context=65536), hosts)
     assert {c.host: len(c.devices) for c in answer.candidates} == {
         "h200": 1,
         "h100x4": 2,

@@ -7,20 +7,23 @@ from dataclasses import replace
 
 import pytest
 
-from mmadmin.core.engines.llama_server.memory import Prediction
-from mmadmin.core.engines.protocol import Needs
+from mmadmin.core.fit.estimate import Estimate
 from mmadmin.core.fit.facts import GpuFacts, GpuProcess, HostFacts
-from mmadmin.core.fit.placement import Running, fits_beside
+from mmadmin.core.fit.placement import (
+    Footprint,
+    Running,
+    everywhere,
+    fits_beside,
+    footprint,
+    footprint_from_json,
+)
 from mmadmin.core.fit.preview import (
     START_S,
     USUAL_DISK,
-    Footprint,
     Load,
     Situation,
-    footprint,
-    footprint_from_json,
-    foresee,
     load_time,
+    preview,
 )
 
 GIB = 2**30
@@ -55,7 +58,7 @@ def holds(*gib: float, host_gib: float = 1) -> Footprint:
 
 NOW = Situation(
     target="chat/2",
-    needs=holds(20, 20),
+    needs=[holds(20, 20)],
     mode="auto",
     load=Load(81.4, measured=True),
     drain_s=300,
@@ -67,16 +70,16 @@ NOW = Situation(
 
 def test_both_fit() -> None:
     """Nobody waits; the live engine ends afterwards."""
-    found = foresee(NOW)
+    found = preview(NOW)
     assert (found.outlook, found.waits_s, found.ends) == ("overlap", 0.0, ("chat/1",))
-    assert "beside chat/1" in found.words
+    assert "beside chat/1" in found.message
 
 
 def test_both_do_not_fit() -> None:
     """New requests wait as long as its own loading took; the words name the card and the bytes."""
-    found = foresee(replace(NOW, facts=facts(11, 31)))
+    found = preview(replace(NOW, facts=facts(11, 31)))
     assert (found.outlook, found.waits_s, found.drain_s) == ("swap", 81.4, 300)
-    assert "GPU 0 is short of 9.2 GiB" in found.words
+    assert "GPU 0 is short of 9.2 GiB" in found.message
 
 
 def test_it_does_not_even_fit_alone() -> None:
@@ -87,48 +90,56 @@ def test_it_does_not_even_fit_alone() -> None:
         leaving=Running("chat", {0: 4 * GIB, 1: 4 * GIB}, GIB),
         others=[Running("tiny", {0: GIB}), Running("images", {0: 18 * GIB, 1: 18 * GIB})],
     )
-    found = foresee(crowded)
+    found = preview(crowded)
     assert (found.outlook, found.ends, found.stop_first) == ("refused", (), ("images",))
-    assert found.words.endswith("stop images first")
-    alone = foresee(replace(crowded, others=[]))
+    assert found.message.endswith("stop images first")
+    alone = preview(replace(crowded, others=[]))
     assert (alone.outlook, alone.stop_first) == ("refused", ())
 
 
 def test_the_file_s_own_word_counts() -> None:
     """A swap that is asked for is one; an overlap that is asked for and has no room is refused."""
-    assert foresee(replace(NOW, mode="swap")).outlook == "swap"
-    refused = foresee(replace(NOW, mode="overlap", facts=facts(11, 31)))
+    assert preview(replace(NOW, mode="swap")).outlook == "swap"
+    refused = preview(replace(NOW, mode="overlap", facts=facts(11, 31)))
     assert refused.outlook == "refused"
-    assert "activation.mode" in refused.words
+    assert "activation.mode" in refused.message
+
+
+def test_it_names_the_gpus() -> None:
+    """Those that the activation would choose; none where it is refused or not known."""
+    one = replace(NOW, needs=everywhere([holds(8)], facts(11, 31)), facts=facts(11, 31))
+    assert preview(one).devices == (1,)
+    assert preview(replace(one, facts=facts(1, 1), leaving=None, live="")).devices is None
+    assert preview(one).as_json()["devices"] == [1]
 
 
 def test_nothing_is_live() -> None:
     """Clients wait for the loading, nobody is held, nothing ends."""
-    found = foresee(replace(NOW, live="", leaving=None))
+    found = preview(replace(NOW, live="", leaving=None))
     assert (found.outlook, found.waits_s, found.ends, found.drain_s) == ("overlap", 81.4, (), 0)
 
 
 @pytest.mark.parametrize(
-    ("lacks", "words"),
+    ("lacks", "message"),
     [
-        ({"needs": None}, "never predicted"),
+        ({"needs": ()}, "never predicted"),
         ({"facts": None}, "has not reported yet"),
         ({"facts": facts(11, 31), "leaving": None}, "what chat/1 holds is not known"),
     ],
 )
-def test_what_is_not_known_is_said(lacks: dict[str, object], words: str) -> None:
+def test_what_is_not_known_is_said(lacks: dict[str, object], message: str) -> None:
     """No guess: the preflight will decide."""
-    found = foresee(replace(NOW, **lacks))  # type: ignore[arg-type]
+    found = preview(replace(NOW, **lacks))  # type: ignore[arg-type]
     assert (found.outlook, found.waits_s) == ("unknown", None)
-    assert words in found.words
+    assert message in found.message
 
 
 def test_what_is_gone_from_the_store_comes_first() -> None:
     """It must be built again; another host's store cannot be seen, which hinders nothing."""
-    found = foresee(replace(NOW, missing=("0" * 64 + "-model",)))
+    found = preview(replace(NOW, missing=("0" * 64 + "-model",)))
     assert (found.outlook, found.build_first) == ("refused", ("0" * 64 + "-model",))
-    assert "1 object that it needs" in found.words
-    elsewhere = foresee(replace(NOW, missing=None))
+    assert "1 object that it needs" in found.message
+    elsewhere = preview(replace(NOW, missing=None))
     assert (elsewhere.outlook, elsewhere.build_first) == ("overlap", None)
 
 
@@ -136,12 +147,10 @@ def test_it_says_what_the_preflight_would() -> None:
     """The same facts lead to the same mode as `fits_beside`, which decides at the activation."""
     for free in (31, 20.3, 20.2, 11, 0.5):
         now = replace(NOW, facts=facts(free, 31))
-        assert now.needs is not None
         assert now.facts is not None
-        needs = Needs({}, now.needs.per_device, now.needs.host_bytes)
-        decided = fits_beside(needs, now.needs.devices, now.facts, now.leaving, resident=GIB)
+        decided = fits_beside(now.needs[0], now.facts, now.leaving)
         told = {"overlap": "overlap", "swap": "swap", "refuse": "refused"}[decided.mode]
-        assert foresee(now).outlook == told
+        assert preview(now).outlook == told
 
 
 def test_how_long_loading_takes() -> None:
@@ -155,7 +164,7 @@ def test_how_long_loading_takes() -> None:
 def test_what_an_engine_holds_is_told_by_the_driver() -> None:
     """Where the driver names the process; else by the prediction. Mapped files are not its own."""
     made = footprint(
-        Prediction(
+        Estimate(
             devices=({"weights": 20 * GIB}, {"weights": 19 * GIB}),
             host={"mapped": 3 * GIB, "compute": GIB},
             context=1024,
@@ -175,37 +184,37 @@ def test_what_an_engine_holds_is_told_by_the_driver() -> None:
 
 def test_as_json_has_whole_numbers() -> None:
     """Milliseconds, and null for what cannot be told."""
-    told = foresee(replace(NOW, facts=facts(11, 31))).as_json()
+    told = preview(replace(NOW, facts=facts(11, 31))).as_json()
     assert (told["outlook"], told["waits_ms"], told["load_ms"]) == ("swap", 81400, 81400)
-    assert foresee(replace(NOW, needs=None)).as_json()["waits_ms"] is None
+    assert preview(replace(NOW, needs=())).as_json()["waits_ms"] is None
 
 
 def test_what_is_on_trial_gives_way() -> None:
     """It ends for an activation that does not fit beside it, and for no other."""
     trial = Running("other/4", {0: 15 * GIB, 1: 15 * GIB}, GIB)
     tight = replace(NOW, facts=facts(10, 10), trials=[trial])
-    found = foresee(tight)
+    found = preview(tight)
     assert (found.outlook, found.ends) == ("overlap", ("chat/1", "other/4"))
-    assert found.words.endswith("; the trial of other/4 ends")
-    assert foresee(replace(tight, trials=[])).outlook == "swap"
-    roomy = foresee(replace(NOW, trials=[trial]))
+    assert found.message.endswith("; the trial of other/4 ends")
+    assert preview(replace(tight, trials=[])).outlook == "swap"
+    roomy = preview(replace(NOW, trials=[trial]))
     assert (roomy.outlook, roomy.ends) == ("overlap", ("chat/1",))
-    own = foresee(replace(NOW, trials=[replace(trial, name="chat/3")]))
+    own = preview(replace(NOW, trials=[replace(trial, name="chat/3")]))
     assert (own.outlook, own.ends) == ("overlap", ("chat/1", "chat/3"))
 
 
 def test_what_is_on_trial_stays_where_its_end_would_not_help() -> None:
     """Who swaps anyway, by the file or for want of memory, ends no trial by it."""
     trial = Running("other/4", {0: 15 * GIB, 1: 15 * GIB}, GIB)
-    asked = foresee(replace(NOW, facts=facts(10, 10), trials=[trial], mode="swap"))
+    asked = preview(replace(NOW, facts=facts(10, 10), trials=[trial], mode="swap"))
     assert (asked.outlook, asked.ends) == ("swap", ("chat/1",))
     small = replace(trial, devices={0: GIB})
-    forced = foresee(replace(NOW, facts=facts(10, 10), trials=[small]))
+    forced = preview(replace(NOW, facts=facts(10, 10), trials=[small]))
     assert (forced.outlook, forced.ends) == ("swap", ("chat/1",))
 
 
 def test_one_on_trial_takes_over_at_once() -> None:
     """Its engine is loaded and proved: nothing is started, whatever the memory."""
-    found = foresee(replace(NOW, facts=facts(1, 1), tried=True))
+    found = preview(replace(NOW, facts=facts(1, 1), tried=True))
     assert (found.outlook, found.waits_s, found.load.seconds) == ("overlap", 0.0, 0.0)
-    assert found.words == "its engine runs already, on trial: it takes over from chat/1"
+    assert found.message == "its engine runs already, on trial: it takes over from chat/1"

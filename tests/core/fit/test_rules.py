@@ -107,12 +107,12 @@ def test_every_rule_has_a_case() -> None:
 
 @pytest.mark.parametrize("name", list(CASES))
 def test_a_rule_speaks_and_is_silent(name: str) -> None:
-    """The rule is found in its case with words, remedy and source, and not in its neighbour."""
+    """The rule is found in its case with its message, remedy and source, and not in its neighbour."""
     speaks, silent = CASES[name]
     found = {f.rule: f for f in judge(speaks).findings}
     assert name in found
-    assert found[name].words
-    assert "{" not in found[name].words
+    assert found[name].message
+    assert "{" not in found[name].message
     assert found[name].remedy
     assert found[name].source
     assert name not in {f.rule for f in judge(silent).findings}
@@ -135,13 +135,13 @@ def test_the_first_deployment_passes_and_its_dead_ends_do_not() -> None:
     assert judge(good).findings == ()
     awq = replace(COMPRESSED, architectures=V100 * 4, engine_version=(0, 8, 5))
     assert [f.rule for f in judge(awq).refusals] == ["compressed-tensors-needs-sm80"]
-    assert "7.0" in judge(awq).refusals[0].words
+    assert "7.0" in judge(awq).refusals[0].message
     bf16 = replace(VLLM, architectures=V100 * 4, weight_types=frozenset({"BF16"}))
     assert "bfloat16-needs-sm80" in {f.rule for f in judge(bf16).refusals}
 
 
 def test_only_warnings_of_the_engine_can_be_overruled() -> None:
-    """What a form offers: no refusal, no other engine's rule; words without a case have no gaps."""
+    """What a form offers: no refusal, no other engine's rule; messages without a case have no gaps."""
     offered = overrulable("llama-server")
     assert {rule.name for rule in offered} >= {"context-beyond-training"}
     assert all(r.severity == "warn" and r.engine in {"", "llama-server"} for r in offered)

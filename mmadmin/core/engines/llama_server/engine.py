@@ -10,45 +10,24 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
-from typing import cast
+from typing import Literal, cast
 
 from mmadmin.core.build.recipe import Json
 from mmadmin.core.engines.llama_server.fields import FIELDS
 from mmadmin.core.engines.llama_server.flags import BY_NAME, FILES, OURS, Flag, is_preset
-from mmadmin.core.engines.llama_server.memory import predict
-from mmadmin.core.engines.llama_server.options import (
-    BATCH,
-    CACHE_TYPE,
-    UBATCH,
-    LlamaOptions,
-    option_text,
-    read_options,
-)
-from mmadmin.core.engines.llama_server.run_shape import device_of
+from mmadmin.core.engines.llama_server.memory_model import MEMORY
 from mmadmin.core.engines.protocol import (
     Engine,
     LaunchSpec,
     ModelFacts,
-    Needs,
+    Options,
     Probe,
     Seat,
     System,
 )
-from mmadmin.core.fit.facts import GpuFacts
+from mmadmin.core.fit.estimate import MemoryModel
 from mmadmin.core.spec.fields import Field, refuse, suggestion
 
-CACHE_BITS: Mapping[str, Decimal] = {
-    "f32": Decimal(32),
-    "f16": Decimal(16),
-    "bf16": Decimal(16),
-    "q8_0": Decimal("8.5"),
-    "q5_1": Decimal(6),
-    "q5_0": Decimal("5.5"),
-    "q4_1": Decimal(5),
-    "q4_0": Decimal("4.5"),
-    "iq4_nl": Decimal("4.5"),
-}
-"""Bits an element: GGML's block layouts (32 elements a block, with its scales)."""
 SLOWEST_DISK = 50 * 1024 * 1024
 """Bytes per second that a load is allowed to take; the deadline is made of it."""
 LOAD_SECONDS = 120
@@ -63,116 +42,91 @@ class LlamaServer:
 
     kind = "llama-server"
     fields: Sequence[Field] = FIELDS
+    memory: MemoryModel = MEMORY
     binary = "bin/llama-server"
     targets: Sequence[str] = ("llama-server", "llama-gguf-split", "llama-quantize")
 
-    def read_options(self, table: Mapping[str, Json]) -> LlamaOptions:
-        """The options that a `[serve]` table or a manifest sets."""
-        return read_options(table)
-
-    def check(self, options: LlamaOptions, *, own_template: bool = False) -> None:
+    def check(self, options: Options, *, own_template: bool = False) -> None:
         """Refuse options that the server would refuse at start, or take silently for others."""
-        if options.context == 0 and options.slots > 1:
+        slots, context = _int(options, "slots", 1), _int(options, "context", 0)
+        if context == 0 and slots > 1:
             refuse(
                 "serve.context",
-                f"{options.slots} slots need a context of their own",
+                f"{slots} slots need a context of their own",
                 remedy="write the tokens that one request may use, for example context = 8192",
             )
         _check_split(options)
         _check_batches(options)
-        if own_template and options.jinja is False:
+        if own_template and options.get("jinja") is False:
             refuse(
                 "serve.jinja",
                 "a chat template of the deployment file needs it",
                 remedy="remove jinja = false, or the [template] table",
             )
-        value = options.cache_type_v or CACHE_TYPE
-        if value not in ("f32", "f16", "bf16") and options.flash_attention == "off":
+        value = options.get("cache_type_v", "f16")
+        if value not in ("f32", "f16", "bf16") and options.get("flash_attention") == "off":
             refuse(
                 "serve.cache_type_v",
                 f'"{value}" needs flash attention, which is off',
                 remedy='set flash_attention to "on" or "auto", or cache_type_v to "f16"',
             )
-        if options.embeddings and options.reranking:
+        if options.get("embeddings") and options.get("reranking"):
             refuse(
                 "serve.reranking",
                 "an engine serves embeddings or reranking, not both",
                 remedy="remove one of the two",
             )
-        if options.chat_template_kwargs is not None:
-            _check_kwargs(options.chat_template_kwargs)
-        for name, flag_value in options.flags.items():
+        if "chat_template_kwargs" in options:
+            _check_kwargs(str(options["chat_template_kwargs"]))
+        for name, flag_value in _flags(options).items():
             _check_flag(name, flag_value)
 
-    def check_model(self, model: ModelFacts, options: LlamaOptions) -> None:
+    def check_model(self, model: ModelFacts, options: Options) -> None:
         """The server silently caps a slot's context at what the model was trained with."""
-        context, trained = options.context, model.context_length
-        if trained and context > trained and "override-kv" not in options.flags:
+        context, trained = _int(options, "context", 0), model.context_length
+        if trained and context > trained and "override-kv" not in _flags(options):
             refuse(
                 "serve.context",
                 f"{context} tokens are more than the {trained} that the model was trained with",
                 remedy=f"use {trained} or less",
             )
 
-    def needs(
-        self, model: ModelFacts, options: LlamaOptions, gpus: Sequence[GpuFacts] = ()
-    ) -> Needs:
-        """By the memory model where the header is known, else weights, cache and an allowance."""
-        if model.shape is not None:
-            run = options.run_shape()
-            return predict(model.shape, run, [device_of(gpu) for gpu in gpus]).as_needs()
-        tokens = (options.context or model.context_length) * options.slots
-        per_head = model.embedding_length // max(model.head_count, 1)
-        key = int(cast("int", model.metadata.get("key_length") or per_head))
-        value = int(cast("int", model.metadata.get("value_length") or per_head))
-        bits = key * CACHE_BITS[options.cache_type_k or CACHE_TYPE]
-        bits += value * CACHE_BITS[options.cache_type_v or CACHE_TYPE]
-        cache = int(bits * model.layers * model.head_count_kv * tokens / 8)
-        work = 512 * 1024 * 1024
-        parts = {"weights": model.size_bytes, "kv_cache": cache, "compute": work}
-        shares = options.tensor_split
-        if not shares or sum(shares) == 0:
-            return Needs(parts=parts, host_bytes=0 if options.gpu_layers else sum(parts.values()))
-        shared = model.size_bytes + cache
-        per_device = [int(shared * share / sum(shares)) + work for share in shares]
-        return Needs(parts=parts, per_device=per_device)
-
     def launch(self, system: System, seat: Seat) -> LaunchSpec:
         """The argv in its fixed order. Raises `InvalidSpec` when options and seat disagree."""
-        options: LlamaOptions = system.options
+        options = system.options
         self.check(options, own_template=system.template is not None)
         _check_seat(options, seat)
+        slots, context = _int(options, "slots", 1), _int(options, "context", 0)
         argv = [str(system.engine / self.binary), "--model", str(system.model)]
         if system.mmproj is not None:
             argv += ["--mmproj", str(system.mmproj)]
         argv += ["--host", seat.host, "--port", str(seat.port)]
-        values = {name: getattr(options, name) for name in _NAMED}
-        values["context"] = options.context * options.slots
+        values: dict[str, Json] = {**options, "context": context * slots, "slots": slots}
         for name in _BEFORE_TEMPLATE:
-            argv += _argument(_NAMED[name], values[name])
+            argv += _argument(_NAMED[name], values.get(name))
         if system.template is not None:
             argv += ["--chat-template-file", str(system.template)]
         for name, field in _NAMED.items():
             if name not in _BEFORE_TEMPLATE:
-                argv += _argument(field, values[name])
+                argv += _argument(field, values.get(name))
         argv += ["--alias", system.alias]
-        for name, flag_value in sorted(options.flags.items()):
+        for name, flag_value in sorted(_flags(options).items()):
             argv += _flag_argument(name, flag_value)
         size = system.facts.size_bytes if system.facts else 0
         return LaunchSpec(
             argv=argv,
-            env=_environment(seat),
+            env=seat.gpu_environment,
             secret_env="LLAMA_API_KEY",  # noqa: S106 (the variable's name)
             probe=Probe(
                 health_path="/health",
                 models_path="/v1/models",
                 alias=system.alias,
-                context_per_slot=options.context,
-                slots=options.slots,
+                context_per_slot=context,
+                slots=slots,
                 model_path=str(system.model),
                 template_path=str(system.template or ""),
                 work_path="/slots",
-                task=options.task,
+                task=_task(options),
             ),
             load_deadline_s=LOAD_SECONDS + size // SLOWEST_DISK,
             host=seat.host,
@@ -181,16 +135,32 @@ class LlamaServer:
         )
 
 
-def _check_split(options: LlamaOptions) -> None:
-    if options.tensor_split is None:
+def _task(options: Options) -> Literal["completion", "embedding", "rerank"]:
+    if options.get("embeddings"):
+        return "embedding"
+    return "rerank" if options.get("reranking") else "completion"
+
+
+def _int(options: Options, name: str, default: int) -> int:
+    value = options.get(name)
+    return default if value is None else int(cast("int", value))
+
+
+def _flags(options: Options) -> Mapping[str, Json]:
+    return cast("Mapping[str, Json]", options.get("flags") or {})
+
+
+def _check_split(options: Options) -> None:
+    shares = cast("list[Json] | None", options.get("tensor_split"))
+    if shares is None:
         return
-    if sum(options.tensor_split) == 0:
+    if not shares or sum(Decimal(str(share)) for share in shares) == 0:
         refuse(
             "serve.tensor_split",
             "the shares add up to nothing",
             remedy="write one number above 0 for each GPU, for example [1, 1]",
         )
-    if options.gpu_layers == 0:
+    if options.get("gpu_layers") == 0:
         refuse(
             "serve.tensor_split",
             "gpu_layers = 0 keeps everything off the GPUs",
@@ -198,8 +168,8 @@ def _check_split(options: LlamaOptions) -> None:
         )
 
 
-def _check_batches(options: LlamaOptions) -> None:
-    batch, ubatch = options.batch or BATCH, options.ubatch or UBATCH
+def _check_batches(options: Options) -> None:
+    batch, ubatch = _int(options, "batch", 2048), _int(options, "ubatch", 512)
     if ubatch > batch:
         refuse(
             "serve.ubatch",
@@ -256,16 +226,16 @@ def _check_flag_name(dotted: str, name: str) -> None:
 def _check_flag_value(dotted: str, flag: Flag, value: Json) -> None:
     if isinstance(value, bool) or value is None or isinstance(value, dict):
         refuse(dotted, "this option takes a value", remedy="write text or a number")
-    text = option_text(value)
+    text = _text(value)
     if flag.values and text not in flag.values:
         refuse(dotted, f'"{text}" is not one of its values', remedy=suggestion(text, flag.values))
     if any(ord(c) < ord(" ") for c in text):
         refuse(dotted, "control characters are not allowed here", remedy="write one line")
 
 
-def _check_seat(options: LlamaOptions, seat: Seat) -> None:
-    shares = options.tensor_split
-    if shares and seat.devices and len(shares) != len(seat.devices):
+def _check_seat(options: Options, seat: Seat) -> None:
+    shares = cast("list[Json] | None", options.get("tensor_split"))
+    if shares and seat.devices is not None and len(shares) != len(seat.devices):
         refuse(
             "serve.tensor_split",
             f"{len(shares)} shares for {len(seat.devices)} GPUs",
@@ -273,7 +243,13 @@ def _check_seat(options: LlamaOptions, seat: Seat) -> None:
         )
 
 
-def _argument(field: Field, value: object) -> list[str]:
+def _text(value: Json) -> str:
+    if isinstance(value, list):
+        return ",".join(_text(item) for item in value)
+    return str(value)
+
+
+def _argument(field: Field, value: Json) -> list[str]:
     """One named option as argv words; nothing when it is not set."""
     if value is None:
         return []
@@ -282,23 +258,14 @@ def _argument(field: Field, value: object) -> list[str]:
         if value:
             return [field.flag]
         return [f"--{flag.off}"] if flag.off else []
-    return [field.flag, option_text(value)]
+    return [field.flag, _text(value)]
 
 
 def _flag_argument(name: str, value: Json) -> list[str]:
     flag = BY_NAME[name]
     if flag.takes_value:
-        return [f"--{name}", option_text(value)]
+        return [f"--{name}", _text(value)]
     return [f"--{name}"] if value else [f"--{flag.off}"]
-
-
-def _environment(seat: Seat) -> Mapping[str, str]:
-    if not seat.devices:
-        return {}
-    return {
-        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-        "CUDA_VISIBLE_DEVICES": ",".join(str(device) for device in seat.devices),
-    }
 
 
 ENGINE: Engine = LlamaServer()

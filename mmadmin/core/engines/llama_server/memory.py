@@ -12,20 +12,13 @@ the CUDA runtime takes for itself, what a vision tower needs), the constant says
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from decimal import Decimal
 
 from mmadmin.core.engines.llama_server.caches import CACHE_BLOCKS, Caches, cache_bytes, caches_of
 from mmadmin.core.engines.llama_server.graph_memory import peak_bytes
 from mmadmin.core.engines.llama_server.graphs import Batch, worst_case
-from mmadmin.core.engines.llama_server.run_shape import (
-    HOST,
-    MIB,
-    Device,
-    RunShape,
-    physical_batch,
-    round_up,
-)
+from mmadmin.core.engines.llama_server.run_shape import RunShape, physical_batch, round_up
 from mmadmin.core.engines.llama_server.weights import (
     UNQUANTIZED,
     gpu_size,
@@ -33,73 +26,12 @@ from mmadmin.core.engines.llama_server.weights import (
     host_weights,
     place_layers,
 )
-from mmadmin.core.engines.protocol import Needs
+from mmadmin.core.fit.estimate import HOST, Calibration, Device, Estimate
 from mmadmin.core.formats.gguf.shape import ModelShape, Weight
 
-CUDA_CONTEXT_MIB: Mapping[int, int] = {70: 320, 75: 200, 80: 430, 86: 300, 89: 330, 90: 604}
-"""What the CUDA runtime and the loaded kernels take on a GPU, by architecture, in MiB.
-
-Measured for 90 (one H200, driver 580, CUDA 13.0); guesses for the others: driver and toolkit
-decide. `Calibration` replaces it by what a host has shown.
-"""
-CUDA_CONTEXT_DEFAULT_MIB = 450
 MMQ_FROM = 75
 """Below this architecture prompts go through cuBLAS, which needs the matrix in half precision
 (`ggml_cuda_should_use_mmq`)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Calibration:
-    """What a host has shown, in place of constants that no source gives."""
-
-    context_bytes: Mapping[int, int] = field(default_factory=dict)
-    """CUDA context by architecture."""
-
-    def context(self, architecture: int) -> int:
-        """Bytes the CUDA runtime takes on a GPU of this architecture."""
-        known = self.context_bytes.get(architecture)
-        if known is not None:
-            return known
-        return CUDA_CONTEXT_MIB.get(architecture, CUDA_CONTEXT_DEFAULT_MIB) * MIB
-
-
-@dataclass(frozen=True, slots=True)
-class Prediction:
-    """Bytes by device and part.
-
-    Part names: weights, cache, state, compute, context, projector, dequantize; on the host mapped,
-    repacked, weights, cache, state, compute, output, projector.
-    """
-
-    devices: tuple[Mapping[str, int], ...]
-    host: Mapping[str, int]
-    context: int
-    """Tokens a slot really gets."""
-    layer_devices: tuple[int, ...]
-    """The device of each layer, and of the output last."""
-
-    @property
-    def per_device(self) -> tuple[int, ...]:
-        """Bytes on each GPU."""
-        return tuple(sum(parts.values()) for parts in self.devices)
-
-    @property
-    def host_bytes(self) -> int:
-        """Bytes of main memory, the mapped file included."""
-        return sum(self.host.values())
-
-    def part(self, name: str) -> int:
-        """Bytes of one part over all devices and the host."""
-        return sum(parts.get(name, 0) for parts in (*self.devices, self.host))
-
-    def as_needs(self) -> Needs:
-        """The engine's form."""
-        names = sorted({name for parts in (*self.devices, self.host) for name in parts})
-        return Needs(
-            parts={name: self.part(name) for name in names},
-            per_device=self.per_device,
-            host_bytes=self.host_bytes,
-        )
 
 
 def predict(
@@ -110,8 +42,11 @@ def predict(
     calibration: Calibration | None = None,
     cpu_features: Sequence[str] = ("avx2",),
     buffers: Mapping[int, int] | None = None,
-) -> Prediction:
+) -> Estimate:
     """What the engine will take. Raises `InvalidSpec` when split and devices do not agree.
+
+    Part names: weights, cache, state, compute, context, projector, dequantize; on the host mapped,
+    repacked, weights, cache, state, compute, output, projector.
 
     `buffers` are compute buffers by device that are known already (they hardly depend on the
     split, and are nine tenths of the work).
@@ -119,48 +54,48 @@ def predict(
     where = place_layers(shape, run, devices)
     known = calibration or Calibration()
     caches = caches_of(shape, run)
-    ledger = _Ledger([{} for _ in devices], {})
-    _add_weights(shape, run, where, ledger, cpu_features)
-    _add_caches(shape, run, where, ledger, caches)
+    parts = _Parts([{} for _ in devices], {})
+    _add_weights(shape, run, where, parts, cpu_features)
+    _add_caches(shape, run, where, parts, caches)
     if buffers is None:
         buffers = compute_buffers(shape, run, where, len(devices))
     for place, size in buffers.items():
-        ledger.add(place, "compute", size)
-    ledger.add(HOST, "output", _output_buffer(shape, run))
+        parts.add(place, "compute", size)
+    parts.add(HOST, "output", _output_buffer(shape, run))
     for index, device in enumerate(devices):
-        if {"weights", "cache", "state"} & ledger.gpus[index].keys():
-            ledger.add(index, "context", known.context(device.architecture))
+        if {"weights", "cache", "state"} & parts.gpus[index].keys():
+            parts.add(index, "context", known.context(device.architecture))
             if scratch := _dequantize(shape, run, where, index, device):
-                ledger.add(index, "dequantize", scratch)
+                parts.add(index, "dequantize", scratch)
         else:
-            ledger.gpus[index].clear()
+            parts.gpus[index].clear()
     if run.projector_bytes:
-        ledger.add(0 if devices else HOST, "projector", _projector(run.projector_bytes))
-    return Prediction(
-        devices=tuple(ledger.gpus),
-        host=ledger.host,
+        parts.add(0 if devices else HOST, "projector", _projector(run.projector_bytes))
+    return Estimate(
+        devices=tuple(parts.gpus),
+        host=parts.host,
         context=caches.context,
         layer_devices=tuple(where),
     )
 
 
 @dataclass(slots=True)
-class _Ledger:
+class _Parts:
     """Bytes by device and part, while they are being added up."""
 
     gpus: list[dict[str, int]]
     host: dict[str, int]
 
     def add(self, device: int, part: str, size: int) -> None:
-        parts = self.host if device == HOST else self.gpus[device]
-        parts[part] = parts.get(part, 0) + size
+        held = self.host if device == HOST else self.gpus[device]
+        held[part] = held.get(part, 0) + size
 
 
 def _add_weights(
     shape: ModelShape,
     run: RunShape,
     where: Sequence[int],
-    ledger: _Ledger,
+    parts: _Parts,
     cpu_features: Sequence[str],
 ) -> None:
     on_host: list[Weight] = []
@@ -169,24 +104,24 @@ def _add_weights(
         if device == HOST:
             on_host.append(weight)
         else:
-            ledger.add(device, "weights", gpu_size(weight))
+            parts.add(device, "weights", gpu_size(weight))
         if weight.name == "token_embd.weight" and shape.ties_output and where[-1] != HOST:
-            ledger.add(where[-1], "weights", gpu_size(weight))
-    mapped, repacked = host_weights(on_host, shape, run, cpu_features, alone=not ledger.gpus)
-    ledger.add(HOST, "mapped" if run.memory_mapped else "weights", mapped)
+            parts.add(where[-1], "weights", gpu_size(weight))
+    mapped, repacked = host_weights(on_host, shape, run, cpu_features, alone=not parts.gpus)
+    parts.add(HOST, "mapped" if run.memory_mapped else "weights", mapped)
     if repacked:
-        ledger.add(HOST, "repacked", repacked)
+        parts.add(HOST, "repacked", repacked)
 
 
 def _add_caches(
-    shape: ModelShape, run: RunShape, where: Sequence[int], ledger: _Ledger, caches: Caches
+    shape: ModelShape, run: RunShape, where: Sequence[int], parts: _Parts, caches: Caches
 ) -> None:
     for layer in range(shape.layers):
         device = where[layer] if run.offload_cache else HOST
         if layer in shape.recurrent_layers:
-            ledger.add(device, "state", 4 * shape.recurrent_state * run.slots)
+            parts.add(device, "state", 4 * shape.recurrent_state * run.slots)
         if size := cache_bytes(shape, run, layer, caches.cells, caches.window_cells):
-            ledger.add(device, "cache", size * caches.streams)
+            parts.add(device, "cache", size * caches.streams)
 
 
 def compute_buffers(

@@ -6,61 +6,26 @@ by a rule of thumb.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from decimal import Decimal
 
 from mmadmin.core.build.recipe import Json
-from mmadmin.core.engines.llama_server.memory import (
-    Calibration,
-    Prediction,
-    compute_buffers,
-    predict,
-)
-from mmadmin.core.engines.llama_server.run_shape import Device, RunShape
+from mmadmin.core.engines.llama_server.memory import compute_buffers, predict
+from mmadmin.core.engines.llama_server.run_shape import RunShape
 from mmadmin.core.engines.llama_server.weights import place_layers
+from mmadmin.core.fit.estimate import Calibration, Device, Room, Suggestion, fits
 from mmadmin.core.formats.gguf.shape import ModelShape
 
 SLOT_LIMIT = 32
 """More slots than this are not suggested: each one slows the others down."""
 
 
-@dataclass(frozen=True, slots=True)
-class Suggestion:
-    """A change of options that would fit, with what it would then take."""
-
-    options: Mapping[str, Json]
-    prediction: Prediction
-    words: str
-
-
-def fits(
-    prediction: Prediction,
-    devices: Sequence[Device],
-    *,
-    reserve_bytes: int = 0,
-    host_room_bytes: int | None = None,
-) -> bool:
-    """True when every device has room for its share and the reserve.
-
-    Without devices the main memory has to hold all of it: `host_room_bytes` (None = not looked at).
-    """
-    if not devices and host_room_bytes is not None and prediction.host_bytes > host_room_bytes:
-        return False
-    return all(
-        need + reserve_bytes <= device.free_bytes
-        for need, device in zip(prediction.per_device, devices, strict=True)
-        if need
-    )
-
-
 def largest_context(
     shape: ModelShape,
     run: RunShape,
     devices: Sequence[Device],
-    *,
-    reserve_bytes: int = 0,
-    host_room_bytes: int | None = None,
+    room: Room,
     calibration: Calibration | None = None,
 ) -> int:
     """The most tokens a slot that fit, a multiple of 1024 up to the training context; 0 = none."""
@@ -70,7 +35,7 @@ def largest_context(
         tried = predict(
             shape, replace(run, context=middle * 1024), devices, calibration=calibration
         )
-        if fits(tried, devices, reserve_bytes=reserve_bytes, host_room_bytes=host_room_bytes):
+        if fits(tried, devices, room):
             low = middle
         else:
             high = middle - 1
@@ -81,8 +46,7 @@ def most_slots(
     shape: ModelShape,
     run: RunShape,
     devices: Sequence[Device],
-    *,
-    reserve_bytes: int = 0,
+    room: Room,
     calibration: Calibration | None = None,
 ) -> int:
     """How many requests of the run's context are served at once, up to `SLOT_LIMIT`; 0 = none."""
@@ -90,7 +54,7 @@ def most_slots(
     while low < high:
         middle = (low + high + 1) // 2
         tried = predict(shape, replace(run, slots=middle), devices, calibration=calibration)
-        if fits(tried, devices, reserve_bytes=reserve_bytes):
+        if fits(tried, devices, room):
             low = middle
         else:
             high = middle - 1
@@ -150,26 +114,24 @@ def suggest(
     shape: ModelShape,
     run: RunShape,
     devices: Sequence[Device],
-    *,
-    reserve_bytes: int = 0,
-    host_room_bytes: int | None = None,
+    room: Room,
     calibration: Calibration | None = None,
 ) -> list[Suggestion]:
     """Changes that make it fit, the smallest first: split, cache type, fewer slots, context."""
     found: list[Suggestion] = []
     least = predict(shape, replace(run, context=256, slots=1), devices, calibration=calibration)
     if devices:
-        room = sum(device.free_bytes - reserve_bytes for device in devices)
-        possible = sum(least.per_device) <= room
+        free = sum(device.free_bytes - room.reserve_bytes for device in devices)
+        possible = sum(least.per_device) <= free
     else:
-        possible = fits(least, devices, host_room_bytes=host_room_bytes)
+        possible = fits(least, devices, room)
     if not possible:
         return found  # not even the weights have a place
 
-    def attempt(words: str, tried: RunShape, **options: Json) -> None:
+    def attempt(message: str, tried: RunShape, **options: Json) -> None:
         made = predict(shape, tried, devices, calibration=calibration)
-        if fits(made, devices, reserve_bytes=reserve_bytes, host_room_bytes=host_room_bytes):
-            found.append(Suggestion({**shared, **options}, made, words))
+        if fits(made, devices, room):
+            found.append(Suggestion({**shared, **options}, made, message))
 
     base = run
     shared: dict[str, Json] = {}
@@ -190,14 +152,7 @@ def suggest(
         attempt(f"serve {slots} at once", replace(base, slots=slots), slots=slots)
         if found and found[-1].options.get("slots") == slots:
             break
-    context = largest_context(
-        shape,
-        base,
-        devices,
-        reserve_bytes=reserve_bytes,
-        host_room_bytes=host_room_bytes,
-        calibration=calibration,
-    )
+    context = largest_context(shape, base, devices, room, calibration)
     if 0 < context < (run.context or shape.context_train):
         attempt(
             f"a context of {context} tokens a request",

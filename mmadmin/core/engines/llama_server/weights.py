@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from typing import cast
 
 from mmadmin.core.engines.llama_server.graph_memory import CUDA_ALIGNMENT, HOST_ALIGNMENT
-from mmadmin.core.engines.llama_server.run_shape import HOST, Device, RunShape, round_up
+from mmadmin.core.engines.llama_server.run_shape import RunShape, round_up
 from mmadmin.core.errors import InvalidSpec
+from mmadmin.core.fit.estimate import HOST, Device
 from mmadmin.core.formats.gguf.shape import ModelShape, Weight
 
 UNQUANTIZED = frozenset({"F32", "F16", "BF16", "F64", "I8", "I16", "I32", "I64"})

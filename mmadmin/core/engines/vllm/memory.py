@@ -15,9 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 
-from mmadmin.core.engines.llama_server.memory import CUDA_CONTEXT_DEFAULT_MIB, CUDA_CONTEXT_MIB
-from mmadmin.core.engines.llama_server.run_shape import MIB, Device
 from mmadmin.core.errors import InvalidSpec
+from mmadmin.core.fit.estimate import MIB, Calibration, Device
 
 BLOCK_TOKENS = 16
 """vLLM's default block size: the pool is handed out in blocks of so many tokens."""
@@ -90,7 +89,7 @@ def predict_vllm(checkpoint: Checkpoint, run: VllmRun, device: Device) -> Pool:
             field="serve.tensor_parallel_size",
         )
     budget = int(device.total_bytes * run.utilization)
-    context = CUDA_CONTEXT_MIB.get(device.architecture, CUDA_CONTEXT_DEFAULT_MIB) * MIB
+    context = Calibration().context(device.architecture)
     widest = max(checkpoint.hidden, 2 * checkpoint.feed_forward // ranks)
     parts = {
         "weights": -(-checkpoint.weight_bytes // ranks),

@@ -26,7 +26,7 @@ SYSTEM = System(
     engine=Path("/store/engine"),
     model=Path("/store/model/model.gguf"),
     template=None,
-    options=SERVER.read_options({}),
+    options={},
     engine_kind="llama-server",
     alias="model",
     facts=ModelFacts(architecture="llama", size_bytes=0, context_length=32768),
@@ -54,9 +54,7 @@ llama-server
 
 def launch(options, *, seat=None, system=SYSTEM):
     """The launch of some options, read as the parser reads them."""
-    return SERVER.launch(
-        replace(system, options=SERVER.read_options(options)), seat or Seat("127.0.0.1", 21000)
-    )
+    return SERVER.launch(replace(system, options=options), seat or Seat("127.0.0.1", 21000))
 
 
 def refusal(options, **more) -> InvalidSpec:
@@ -90,7 +88,7 @@ def test_argv_is_as_golden(path):
     case = json.loads(path.read_text(encoding="utf-8"), parse_float=Decimal)
     options = read_table(FIELDS, case["options"], "serve")
     parts = {name: Path(case[name]) for name in ("template", "mmproj") if name in case}
-    seat = Seat("127.0.0.1", 21000, devices=tuple(case.get("devices", [])))
+    seat = Seat("127.0.0.1", 21000, devices=case.get("devices"))
     made = launch(options, seat=seat, system=replace(SYSTEM, **parts))
     assert made.argv == case["argv"]
     assert made.env == case.get("env", {})
@@ -161,10 +159,9 @@ def test_a_tensor_split_needs_a_share_for_each_gpu():
 def test_context_above_the_models_own_is_refused():
     """The server would cap the slot in silence."""
     with pytest.raises(InvalidSpec, match="trained with"):
-        SERVER.check_model(SYSTEM.facts, SERVER.read_options({"context": 65536}))
-    SERVER.check_model(SYSTEM.facts, SERVER.read_options({"context": 32768}))
-    overridden = {"context": 65536, "flags": {"override-kv": "x=int:1"}}
-    SERVER.check_model(SYSTEM.facts, SERVER.read_options(overridden))
+        SERVER.check_model(SYSTEM.facts, {"context": 65536})
+    SERVER.check_model(SYSTEM.facts, {"context": 32768})
+    SERVER.check_model(SYSTEM.facts, {"context": 65536, "flags": {"override-kv": "x=int:1"}})
 
 
 def test_an_own_template_needs_jinja():
@@ -184,3 +181,12 @@ def test_the_secret_is_never_in_the_launch():
 def test_the_catalog_finds_it():
     """The module ends with the object that the catalog looks for."""
     assert isinstance(engine("llama-server"), LlamaServer)
+
+
+def test_a_seat_shows_its_gpus_alone():
+    """By UUID where all are known, else by index; no GPU of a seat is not every GPU."""
+    known = Seat("127.0.0.1", 1, devices=(2, 0), uuids=("GPU-b", "GPU-a"))
+    assert known.gpu_environment["CUDA_VISIBLE_DEVICES"] == "GPU-b,GPU-a"
+    assert replace(known, uuids=("GPU-b", "")).gpu_environment["CUDA_VISIBLE_DEVICES"] == "2,0"
+    assert replace(known, devices=(), uuids=()).gpu_environment["CUDA_VISIBLE_DEVICES"] == ""
+    assert Seat("127.0.0.1", 1).gpu_environment == {}

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mmadmin.core.engines.llama_server.run_shape import Device
 from mmadmin.core.engines.vllm.memory import Checkpoint, VllmRun, largest_length, predict_vllm
 from mmadmin.core.errors import InvalidSpec
+from mmadmin.core.fit.estimate import Device
 
 GIB = 1 << 30
 H100 = Device(90, 80 * GIB, 79 * GIB)

@@ -15,10 +15,9 @@ from mmadmin.core.errors import MmError, NotFound
 
 if TYPE_CHECKING:
     from mmadmin.core.fit.facts import HostFacts
-    from mmadmin.core.fit.placement import Running
-    from mmadmin.core.fit.preview import Footprint, Foresight, Load
+    from mmadmin.core.fit.placement import Footprint, Running
+    from mmadmin.core.fit.preview import Load, Preview
     from mmadmin.core.spec.spec import Spec
-
 
 LOADS_LOOKED_AT = 10
 """How fast a host reads is learned from so many of its newest generations that were measured."""
@@ -26,26 +25,26 @@ RUNS = (ReplicaState.PROBING, ReplicaState.READY, ReplicaState.DRAINING)
 
 
 @dataclass(frozen=True, slots=True)
-class Preview:
+class ActivationPreview:
     """What making a generation live would do, as far as the records know."""
 
     target: Generation
     live: Generation | None
-    foresight: Foresight
+    outcome: Preview
     facts_at: datetime | None
-    """When the host reported what this was reckoned with."""
+    """When the host reported the facts that this rests on."""
     public_name: str
     """What clients call it afterwards."""
     renames: bool
     """They call the deployment something else now."""
 
 
-def preview(actor: User, name: str, number: int | None = None) -> Preview:
+def preview(actor: User, name: str, number: int | None = None) -> ActivationPreview:
     """What activating a generation would do; without a number, a roll-back to the last one.
 
     Raises `NotFound` when there is no such generation, or none to go back to.
     """
-    from mmadmin.core.fit.preview import Situation, foresee
+    from mmadmin.core.fit import preview as fit
     from mmadmin.core.spec.spec import ActivationSpec
 
     require(actor)
@@ -67,9 +66,9 @@ def preview(actor: User, name: str, number: int | None = None) -> Preview:
     wanted = spec.activation if spec else ActivationSpec()
     public_name = spec.public_name if spec else of.public_name
     taken = Deployment.called(public_name, but=name)
-    situation = Situation(
+    situation = fit.Situation(
         target=target.uid,
-        needs=_footprint(target),
+        needs=_footprints(target, spec, facts),
         mode=wanted.mode,
         load=_load(target, of),
         drain_s=wanted.drain_timeout_s,
@@ -96,10 +95,10 @@ def preview(actor: User, name: str, number: int | None = None) -> Preview:
         name=public_name,
         namesake=taken.name if taken else "",
     )
-    return Preview(
+    return ActivationPreview(
         target=target,
         live=live,
-        foresight=foresee(situation),
+        outcome=fit.preview(situation),
         facts_at=of.host.seen_at,
         public_name=public_name,
         renames=public_name != of.public_name,
@@ -129,14 +128,20 @@ def _spec(target: Generation) -> Spec | None:
         return None
 
 
-def _footprint(generation: Generation) -> Footprint | None:
-    from mmadmin.core.fit.preview import footprint_from_json
+def _footprints(
+    target: Generation, spec: Spec | None, facts: HostFacts | None
+) -> Sequence[Footprint]:
+    """What it holds on each set of GPUs that it could sit on."""
+    from mmadmin.core.fit.placement import everywhere, footprints_from_json
 
-    return footprint_from_json(generation.needs) if generation.needs else None
+    if not target.needs:
+        return ()
+    known = footprints_from_json(target.needs)
+    return known if facts is None or (spec and spec.devices) else everywhere(known, facts)
 
 
 def _holds(replica: Replica, facts: HostFacts) -> Running | None:
-    held = _footprint(replica.generation)
+    held = replica.footprint
     return held.running(replica.generation.deployment.name, replica.pid, facts) if held else None
 
 

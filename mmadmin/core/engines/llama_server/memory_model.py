@@ -1,0 +1,103 @@
+"""llama-server's `MemoryModel`: the exact estimate, suggestions and rules' case as one object."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from mmadmin.core.engines.llama_server.load_log import buffers, missing_layers
+from mmadmin.core.engines.llama_server.memory import predict
+from mmadmin.core.engines.llama_server.run_shape import RunShape
+from mmadmin.core.engines.llama_server.suggest import largest_context, most_slots, suggest
+from mmadmin.core.engines.protocol import Options
+from mmadmin.core.fit.estimate import Calibration, Device, Estimate, Reach, Room, Suggestion
+from mmadmin.core.fit.rules import Case, Version
+from mmadmin.core.formats.gguf.shape import ModelShape
+
+
+class LlamaMemory:
+    """See `mmadmin.core.fit.estimate.MemoryModel`; a projector is its only attachment."""
+
+    def estimate(
+        self,
+        header: ModelShape,
+        options: Options,
+        devices: Sequence[Device] = (),
+        *,
+        attachment_bytes: int = 0,
+        calibration: Calibration | None = None,
+        cpu_features: Sequence[str] = ("avx2",),
+    ) -> Estimate:
+        """Weights, caches, buffers and context, as the pinned engine places them."""
+        run = _run(options, attachment_bytes)
+        return predict(header, run, devices, calibration=calibration, cpu_features=cpu_features)
+
+    def suggest(
+        self,
+        header: ModelShape,
+        options: Options,
+        devices: Sequence[Device],
+        room: Room,
+        *,
+        attachment_bytes: int = 0,
+        calibration: Calibration | None = None,
+    ) -> Sequence[Suggestion]:
+        """Split, cache type, fewer slots, a shorter context."""
+        return suggest(header, _run(options, attachment_bytes), devices, room, calibration)
+
+    def reach(
+        self, header: ModelShape, options: Options, devices: Sequence[Device], room: Room
+    ) -> Reach:
+        """The longest context of a slot, and the most slots of the wanted context."""
+        run = _run(options)
+        return Reach(
+            largest_context(header, run, devices, room), most_slots(header, run, devices, room)
+        )
+
+    def uses_gpus(self, options: Options) -> bool:
+        """False with `gpu_layers = 0`."""
+        return _run(options).gpu_layers != 0
+
+    def device_count(self, options: Options) -> int | None:
+        """One GPU for each share of the tensor split."""
+        return len(_run(options).tensor_split) or None
+
+    def case(
+        self,
+        header: ModelShape,
+        options: Options,
+        *,
+        engine_version: Version | None = None,
+        architectures: Sequence[int] = (),
+    ) -> Case:
+        """What the rules need to know of a GGUF deployment."""
+        run = _run(options)
+        context = run.context or header.context_train
+        return Case(
+            engine="llama-server",
+            engine_version=engine_version,
+            built_for=tuple(architectures),
+            model_format="gguf",
+            model_architecture=header.architecture,
+            weight_types=frozenset(weight.type for weight in header.weights),
+            cache_type=run.cache_type_k,
+            tensor_split=run.tensor_split,
+            total_context=context * run.slots,
+            wanted_context=context,
+            slots=run.slots,
+            trained_context=header.context_train or None,
+        )
+
+    def measured_buffers(self, lines: Iterable[str]) -> Mapping[int, Mapping[str, int]]:
+        """Buffer sizes that the engine logs while it loads."""
+        return buffers(lines)
+
+    def missing_layers(self, estimate: Estimate, lines: Iterable[str]) -> str:
+        """By the count of offloaded layers, and by the warning that no GPU is usable."""
+        return missing_layers(estimate, lines)
+
+
+def _run(options: Options, projector_bytes: int = 0) -> RunShape:
+    return RunShape.from_options(options, projector_bytes=projector_bytes)
+
+
+MEMORY = LlamaMemory()

@@ -1,0 +1,20 @@
+"""What the tests of `fit` place: a GGUF model under llama-server's options."""
+
+from __future__ import annotations
+
+from mmadmin.core.build.recipe import Json
+from mmadmin.core.engines.llama_server.memory_model import MEMORY
+from mmadmin.core.fit.placement import Wanted
+from mmadmin.core.formats.gguf.shape import ModelShape
+
+
+def wanted_for(shape: ModelShape, *, devices: tuple[int, ...] = (), **options: Json) -> Wanted:
+    """A model and the options of its `[serve]` table."""
+    return Wanted(
+        MEMORY,
+        shape,
+        options,
+        MEMORY.case(shape, options),
+        on_gpus=MEMORY.uses_gpus(options),
+        devices=devices,
+    )
