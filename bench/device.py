@@ -138,7 +138,7 @@ def run(chosen: argparse.Namespace, home: Home) -> int:
         engine=engine,
         model=model,
         template=None,
-        options={**spec.serve, "flags": {"verbosity": 4}},
+        options=replace(spec.serve, flags={"verbosity": 4}),
         engine_kind="llama-server",
         alias="device",
     )

@@ -61,14 +61,14 @@ def measure(recipe: Recipe, engine: EngineStore, folder: Path) -> list[Row]:
     write(recipe, engine.path("engine-source") / "models" / recipe.vocabulary, model)
     made = MEMORY.estimate(
         shape_of_headers([read_header(model)]),
-        recipe.serve,
+        ENGINE.read_options(recipe.serve),
         cpu_features=host_facts().cpu_features,
     )
     system = System(
         engine=engine.path("engine"),
         model=model,
         template=None,
-        options={**recipe.serve, "flags": VERBOSE},
+        options=ENGINE.read_options({**recipe.serve, "flags": VERBOSE}),
         engine_kind="llama-server",
         alias=recipe.name,
     )

@@ -271,7 +271,7 @@ def offers(
     repo: str,
     revision: str,
     hosts: Sequence[HostView],
-    serve: Options | None = None,
+    serve: Mapping[str, Json] | None = None,
 ) -> dict[str, Json]:
     """A repository's sets and whether each fits on each host, for the page of a new deployment.
 
@@ -288,9 +288,8 @@ def offers(
     if read is None or shape is None:
         known = cast("list[Json]", data["notes"])
         return {**data, "notes": [*known, *notes], "architecture": "", "best": None, "offers": []}
-    options: Options = serve or {
-        "context": min(shape.context_train or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
-    }
+    wanted = serve or {"context": min(shape.context_train or DEFAULT_CONTEXT, DEFAULT_CONTEXT)}
+    options = catalog.engine("llama-server").read_options(wanted)
     made = [_offer(one, read, shape, hosts, options) for one in models]
     for one, offer in zip(models, made, strict=True):
         projector = sibling(listing.files, one, "mmproj")

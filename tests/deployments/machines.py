@@ -182,7 +182,7 @@ class ToyMachine:
     def goal(self, spec: Spec, lock: Lock, facts: HostFacts) -> Derivation:
         engine = Derivation("llama", "toy-engine", 1, {}, {})
         model = Derivation("smol", "toy-model", 1, {}, {})
-        options = {"context": spec.serve["context"], "compiler": facts.compiler}
+        options = {"context": spec.serve.context, "compiler": facts.compiler}
         return Derivation("system", "toy-system", 1, options, {"engine": engine, "model": model})
 
     def recipe(self, kind: str) -> Recipe:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from mmadmin.core.build.recipe import HubSource, IndexSource, PathSource
+from mmadmin.core.build.recipe import HubSource, IndexSource, Json, PathSource
 from mmadmin.core.engines.llama_server.memory_model import MEMORY
-from mmadmin.core.engines.protocol import Options, System
+from mmadmin.core.engines.llama_server.options import read_options
+from mmadmin.core.engines.protocol import System
 from mmadmin.core.errors import DoesNotFit, InvalidSpec, NotFound
 from mmadmin.core.fit.described_host import described_host
 from mmadmin.core.fit.estimate import Calibration, device_of
@@ -118,7 +119,7 @@ def test_a_locked_deployment_is_judged_before_its_download(local: LocalHub) -> N
     t4 = HostView("t4", described_host(HOSTS, "t4"))
     with pytest.raises(DoesNotFit, match="want 4 GPUs"):
         before_download(spec, lock, t4, hub_of(local))
-    bare = replace(spec, serve={"context": 65536})
+    bare = replace(spec, serve=read_options({"context": 65536}))
     with pytest.raises(DoesNotFit, match="GPU 0 needs"):
         before_download(bare, lock, t4, hub_of(local))
     seeing = replace(lock, mmproj=(replace(locked, path="mmproj.gguf", size=2 << 30),))
@@ -143,7 +144,9 @@ def test_offers_say_what_fits_for_every_quant(local: LocalHub) -> None:
     assert rows["Q4_K_M"]["exact"]
     assert not rows["Q6_K"]["exact"]
     exact = MEMORY.estimate(
-        mistral_medium("Q6_K"), {"context": 32768}, [device_of(g) for g in V100S.facts.gpus]
+        mistral_medium("Q6_K"),
+        read_options({"context": 32768}),
+        [device_of(g) for g in V100S.facts.gpus],
     )
     guessed = sum(rows["Q6_K"]["fit"][0]["per_device_bytes"])
     assert guessed == pytest.approx(sum(exact.per_device), rel=0.01)
@@ -202,7 +205,7 @@ def _hub_spec(quant: str) -> str:
     return text.replace('quant = "Q4_K_M"', f'quant = "{quant}"')
 
 
-def _system(folder: Path, options: Options) -> System:
+def _system(folder: Path, options: Mapping[str, Json]) -> System:
     """A system whose model has a header and no bytes on the disk."""
     model = folder / "m.gguf"
     hollow = header(
@@ -211,10 +214,10 @@ def _system(folder: Path, options: Options) -> System:
     with model.open("wb") as file:
         file.write(hollow.head)
         file.truncate(hollow.size)
-    return System(folder, model, None, options, "llama-server", "m")
+    return System(folder, model, None, read_options(options), "llama-server", "m")
 
 
-def _placed(folder: Path, options: Options) -> Wanted:
+def _placed(folder: Path, options: Mapping[str, Json]) -> Wanted:
     """What is placed for such a system."""
     return wanted_of_system(_system(folder, options), parse_spec(_hub_spec("Q4_K_M")), None)
 

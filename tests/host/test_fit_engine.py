@@ -22,7 +22,7 @@ def test_a_real_model_takes_what_was_predicted(engine_store: EngineStore) -> Non
         engine=engine_store.path("engine"),
         model=engine_store.model,
         template=None,
-        options=options,
+        options=ENGINE.read_options(options),
         engine_kind="llama-server",
         alias="smollm2",
     )

@@ -10,7 +10,6 @@ import pytest
 from gguf import GGMLQuantizationType, GGUFWriter
 
 from mmadmin.core.engines.llama_server.memory import predict
-from mmadmin.core.engines.llama_server.run_shape import RunShape
 from mmadmin.core.errors import (
     Gated,
     InvalidModel,
@@ -29,6 +28,7 @@ from mmadmin.host.hub_browser import browse, read_shape
 from mmadmin.host.policy import Policy
 from tests.core.formats.gguf.tables import mistral_medium
 from tests.support.hub import Hollow, LocalHub, instead, local_hub, status
+from tests.support.llama import run_shape
 from tests.support.models import LFS_POINTER
 
 TOKEN = "hf_canary_b4d5"
@@ -125,7 +125,7 @@ def test_a_70_gb_set_costs_a_few_requests(local: LocalHub, big_files: dict[str, 
     assert glimpse.shape.weight_bytes == known.weight_bytes
     assert glimpse.shape.layers == 88
     card = Device(90, 140 << 30, 139 << 30)
-    run = RunShape(context=65536)
+    run = run_shape(context=65536)
     assert predict(glimpse.shape, run, [card]).per_device == predict(known, run, [card]).per_device
 
 

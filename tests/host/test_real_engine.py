@@ -62,7 +62,7 @@ def live(home, system):
 
 def launch(system, **options):
     """The system's launch on a free port, with some options changed."""
-    changed = replace(system, options={**system.options, **options})
+    changed = replace(system, options=replace(system.options, **options))
     return engine(system.engine_kind).launch(changed, Seat("127.0.0.1", free_port()))
 
 

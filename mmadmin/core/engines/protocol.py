@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from mmadmin.core.build.recipe import Json
 from mmadmin.core.fit.estimate import MemoryModel
 from mmadmin.core.spec.fields import Field
 
-Options = Mapping[str, Json]
-"""The `[serve]` table of a spec, validated by `Engine.check`."""
+Options = Any
+"""An engine's own frozen object, made by `Engine.read_options`; nobody else looks into it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +124,10 @@ class Engine(Protocol):
     """The program inside the engine object, relative: `bin/llama-server`."""
     targets: Sequence[str]
     """What `build-engine` must build."""
+
+    def read_options(self, table: Mapping[str, Json]) -> Options:
+        """The options that a `[serve]` table or a manifest's `options` sets, defaults filled in."""
+        ...
 
     def check(self, options: Options, *, own_template: bool = False) -> None:
         """Refuse bad options (`InvalidSpec`, naming the field under `serve`).

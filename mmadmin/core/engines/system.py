@@ -13,7 +13,7 @@ from typing import Any, cast
 from mmadmin.core import catalog
 from mmadmin.core.build.recipe import Json, Params
 from mmadmin.core.canonical import parse
-from mmadmin.core.engines.protocol import ModelFacts, Options, System
+from mmadmin.core.engines.protocol import ModelFacts, System
 from mmadmin.core.errors import StoreCorrupt
 
 MANIFEST = "manifest.json"
@@ -30,7 +30,8 @@ def write_manifest(params: Params, inputs: Mapping[str, Path]) -> dict[str, Json
     """
     report = cast("dict[str, Json]", parse((inputs["report"] / REPORT).read_bytes()))
     engine = catalog.engine(str(params["engine_kind"]))
-    engine.check_model(model_facts(report), cast("Options", params["options"]))
+    options = engine.read_options(cast("dict[str, Json]", params["options"]))
+    engine.check_model(model_facts(report), options)
     return {
         "format": MANIFEST_FORMAT,
         "engine_kind": params["engine_kind"],
@@ -72,7 +73,7 @@ def read_system(path: Path) -> System:
             model=objects / data["model"]["object"] / data["model"]["file"],
             template=_path(objects, data["template"]),
             mmproj=_path(objects, data["mmproj"]),
-            options=data["options"],
+            options=catalog.engine(data["engine_kind"]).read_options(data["options"]),
             engine_kind=data["engine_kind"],
             alias=data["alias"],
             facts=model_facts(data["facts"]),

@@ -60,7 +60,7 @@ def assemble(spec: Spec, lock: Lock, facts: HostFacts) -> Derivation:
         "model_file": model_file,
         "template_file": "chat_template.jinja" if template is not None else None,
         "mmproj_file": mmproj_file,
-        "options": dict(spec.serve),
+        "options": dict(spec.tables["serve"]),
     }
     return step("system", spec.name, manifest, parts)
 

@@ -128,7 +128,9 @@ class Spec:
     model: ModelSpec
     engine: EngineSpec
     serve: Options
-    """The values that `[serve]` sets; the engine knows the defaults of the others."""
+    """How it is served, as the engine reads `[serve]`."""
+    tables: Mapping[str, Mapping[str, Json]] = field(compare=False)
+    """The values that each table sets, as they were written: what manifests are made of."""
     template: TemplateSpec = TemplateSpec()
     keep: KeepSpec = KeepSpec()
     activation: ActivationSpec = ActivationSpec()
@@ -177,12 +179,16 @@ def spec_from_document(document: Mapping[str, Any]) -> Spec:
         refuse("model", "this table is missing", remedy="write [model] with its source")
     if "engine" not in document:
         refuse("engine", "this table is missing", remedy="write [engine] with its package")
-    engine_values = read_table(ENGINE_FIELDS, document["engine"], "engine", selector="source")
-    engine = _engine(str(engine_values.get("kind", "llama-server")))
-    serve = read_table(engine.fields, document.get("serve", {}), "serve")
-    template = _template(
-        read_table(TEMPLATE_FIELDS, document.get("template", {}), "template", selector="source")
-    )
+    values: dict[str, dict[str, Json]] = {"": top}
+    for section in ("engine", "model", "template"):
+        table = document.get(section, {})
+        values[section] = read_table(SECTIONS[section], table, section, selector="source")
+    for section in ("keep", "activation"):
+        values[section] = read_table(SECTIONS[section], document.get(section, {}), section)
+    engine = _engine(str(values["engine"].get("kind", "llama-server")))
+    values["serve"] = read_table(engine.fields, document.get("serve", {}), "serve")
+    serve = engine.read_options(values["serve"])
+    template = _template(values["template"])
     engine.check(serve, own_template=template.is_own)
     spec = Spec(
         name=str(top["name"]),
@@ -190,14 +196,13 @@ def spec_from_document(document: Mapping[str, Any]) -> Spec:
         description=str(top.get("description", "")),
         host=str(top.get("host", "")),
         devices=_devices(top),
-        model=_model(read_table(MODEL_FIELDS, document["model"], "model", selector="source")),
-        engine=EngineSpec(**_tuples(engine_values)),
+        model=_model(values["model"]),
+        engine=EngineSpec(**_tuples(values["engine"])),
         template=template,
         serve=serve,
-        keep=KeepSpec(**cast("Any", read_table(KEEP_FIELDS, document.get("keep", {}), "keep"))),
-        activation=ActivationSpec(
-            **_tuples(read_table(ACTIVATION_FIELDS, document.get("activation", {}), "activation"))
-        ),
+        keep=KeepSpec(**cast("Any", values["keep"])),
+        activation=ActivationSpec(**_tuples(values["activation"])),
+        tables=values,
     )
     _check_engine(spec)
     _check_overrule(spec.activation.overrule)
@@ -343,7 +348,7 @@ def spec_as_document(spec: Spec) -> dict[str, Any]:
         "model": (MODEL_FIELDS, spec.model),
         "engine": (ENGINE_FIELDS, spec.engine),
         "template": (TEMPLATE_FIELDS, spec.template),
-        "serve": (engine.fields, spec.serve),
+        "serve": (engine.fields, spec.tables["serve"]),
         "keep": (KEEP_FIELDS, spec.keep),
         "activation": (ACTIVATION_FIELDS, spec.activation),
     }

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from mmadmin.core.build.recipe import Json
 from mmadmin.core.engines.llama_server.memory_model import MEMORY
+from mmadmin.core.engines.llama_server.options import read_options
 from mmadmin.core.fit.placement import Wanted
 from mmadmin.core.formats.gguf.shape import ModelShape
 
 
-def wanted_for(shape: ModelShape, *, devices: tuple[int, ...] = (), **options: Json) -> Wanted:
-    """A model and the options of its `[serve]` table."""
+def wanted_for(shape: ModelShape, *, devices: tuple[int, ...] = (), **serve: Json) -> Wanted:
+    """A model and what its `[serve]` table sets."""
+    options = read_options(serve)
     return Wanted(
         MEMORY,
         shape,

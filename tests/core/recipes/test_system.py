@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from mmadmin.core.build.recipe import Json
+from mmadmin.core.engines.llama_server.options import read_options
 from mmadmin.core.engines.system import read_system
 from mmadmin.core.errors import InvalidDerivation
 from mmadmin.core.recipes.system import RECIPE
@@ -55,7 +56,7 @@ def test_the_manifest_reads_back_as_the_system(tmp_path: Path, parts: dict[str, 
     assert system.template == parts["template"] / "chat_template.jinja"
     assert system.mmproj is None
     assert (system.alias, system.engine_kind) == ("tiny", "llama-server")
-    assert system.options == {"context": 4096}
+    assert system.options == read_options({"context": 4096})
 
 
 def test_a_part_that_is_not_there_is_refused(tmp_path: Path, parts: dict[str, Path]) -> None:

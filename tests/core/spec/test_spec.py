@@ -55,8 +55,9 @@ def test_the_v100_deployment_says_everything_of_the_command_it_replaces():
     assert spec.model.quant == "Q4_K_M"
     assert spec.engine.cuda_architectures == (70,)
     assert [patch["kind"] for patch in spec.template.patches] == ["reasoning-effort-lenient"]
-    assert spec.serve["tensor_split"] == ["8", "8", "8", "8"]
-    assert spec.serve["temperature"] == "0.7"
+    assert spec.serve.tensor_split == (8, 8, 8, 8)
+    assert spec.serve.temperature == Decimal("0.7")
+    assert spec.tables["serve"]["temperature"] == "0.7"
 
 
 def test_the_public_name_is_the_name_unless_given():
@@ -276,5 +277,5 @@ def test_a_message_repeats_only_the_beginning_of_a_long_value():
 def test_minus_nought_is_nought():
     """It has one text, so that writing it back changes nothing."""
     spec = parse_spec(f"{SMALL}\n[serve]\ntemperature = -0.0")
-    assert spec.serve["temperature"] == "0"
+    assert spec.tables["serve"]["temperature"] == "0"
     assert parse_spec(spec_to_toml(spec)) == spec

@@ -9,18 +9,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from decimal import Decimal
-from typing import Literal, cast
 
 from mmadmin.core.build.recipe import Json
 from mmadmin.core.engines.llama_server.fields import FIELDS
 from mmadmin.core.engines.llama_server.flags import BY_NAME, FILES, OURS, Flag, is_preset
 from mmadmin.core.engines.llama_server.memory_model import MEMORY
+from mmadmin.core.engines.llama_server.options import (
+    BATCH,
+    CACHE_TYPE,
+    UBATCH,
+    LlamaOptions,
+    option_text,
+    read_options,
+)
 from mmadmin.core.engines.protocol import (
     Engine,
     LaunchSpec,
     ModelFacts,
-    Options,
     Probe,
     Seat,
     System,
@@ -46,45 +51,48 @@ class LlamaServer:
     binary = "bin/llama-server"
     targets: Sequence[str] = ("llama-server", "llama-gguf-split", "llama-quantize")
 
-    def check(self, options: Options, *, own_template: bool = False) -> None:
+    def read_options(self, table: Mapping[str, Json]) -> LlamaOptions:
+        """The options that a `[serve]` table or a manifest sets."""
+        return read_options(table)
+
+    def check(self, options: LlamaOptions, *, own_template: bool = False) -> None:
         """Refuse options that the server would refuse at start, or take silently for others."""
-        slots, context = _int(options, "slots", 1), _int(options, "context", 0)
-        if context == 0 and slots > 1:
+        if options.context == 0 and options.slots > 1:
             refuse(
                 "serve.context",
-                f"{slots} slots need a context of their own",
+                f"{options.slots} slots need a context of their own",
                 remedy="write the tokens that one request may use, for example context = 8192",
             )
         _check_split(options)
         _check_batches(options)
-        if own_template and options.get("jinja") is False:
+        if own_template and options.jinja is False:
             refuse(
                 "serve.jinja",
                 "a chat template of the deployment file needs it",
                 remedy="remove jinja = false, or the [template] table",
             )
-        value = options.get("cache_type_v", "f16")
-        if value not in ("f32", "f16", "bf16") and options.get("flash_attention") == "off":
+        value = options.cache_type_v or CACHE_TYPE
+        if value not in ("f32", "f16", "bf16") and options.flash_attention == "off":
             refuse(
                 "serve.cache_type_v",
                 f'"{value}" needs flash attention, which is off',
                 remedy='set flash_attention to "on" or "auto", or cache_type_v to "f16"',
             )
-        if options.get("embeddings") and options.get("reranking"):
+        if options.embeddings and options.reranking:
             refuse(
                 "serve.reranking",
                 "an engine serves embeddings or reranking, not both",
                 remedy="remove one of the two",
             )
-        if "chat_template_kwargs" in options:
-            _check_kwargs(str(options["chat_template_kwargs"]))
-        for name, flag_value in _flags(options).items():
+        if options.chat_template_kwargs is not None:
+            _check_kwargs(options.chat_template_kwargs)
+        for name, flag_value in options.flags.items():
             _check_flag(name, flag_value)
 
-    def check_model(self, model: ModelFacts, options: Options) -> None:
+    def check_model(self, model: ModelFacts, options: LlamaOptions) -> None:
         """The server silently caps a slot's context at what the model was trained with."""
-        context, trained = _int(options, "context", 0), model.context_length
-        if trained and context > trained and "override-kv" not in _flags(options):
+        context, trained = options.context, model.context_length
+        if trained and context > trained and "override-kv" not in options.flags:
             refuse(
                 "serve.context",
                 f"{context} tokens are more than the {trained} that the model was trained with",
@@ -93,24 +101,24 @@ class LlamaServer:
 
     def launch(self, system: System, seat: Seat) -> LaunchSpec:
         """The argv in its fixed order. Raises `InvalidSpec` when options and seat disagree."""
-        options = system.options
+        options: LlamaOptions = system.options
         self.check(options, own_template=system.template is not None)
         _check_seat(options, seat)
-        slots, context = _int(options, "slots", 1), _int(options, "context", 0)
         argv = [str(system.engine / self.binary), "--model", str(system.model)]
         if system.mmproj is not None:
             argv += ["--mmproj", str(system.mmproj)]
         argv += ["--host", seat.host, "--port", str(seat.port)]
-        values: dict[str, Json] = {**options, "context": context * slots, "slots": slots}
+        values = {name: getattr(options, name) for name in _NAMED}
+        values["context"] = options.context * options.slots
         for name in _BEFORE_TEMPLATE:
-            argv += _argument(_NAMED[name], values.get(name))
+            argv += _argument(_NAMED[name], values[name])
         if system.template is not None:
             argv += ["--chat-template-file", str(system.template)]
         for name, field in _NAMED.items():
             if name not in _BEFORE_TEMPLATE:
-                argv += _argument(field, values.get(name))
+                argv += _argument(field, values[name])
         argv += ["--alias", system.alias]
-        for name, flag_value in sorted(_flags(options).items()):
+        for name, flag_value in sorted(options.flags.items()):
             argv += _flag_argument(name, flag_value)
         size = system.facts.size_bytes if system.facts else 0
         return LaunchSpec(
@@ -121,12 +129,12 @@ class LlamaServer:
                 health_path="/health",
                 models_path="/v1/models",
                 alias=system.alias,
-                context_per_slot=context,
-                slots=slots,
+                context_per_slot=options.context,
+                slots=options.slots,
                 model_path=str(system.model),
                 template_path=str(system.template or ""),
                 work_path="/slots",
-                task=_task(options),
+                task=options.task,
             ),
             load_deadline_s=LOAD_SECONDS + size // SLOWEST_DISK,
             host=seat.host,
@@ -135,32 +143,16 @@ class LlamaServer:
         )
 
 
-def _task(options: Options) -> Literal["completion", "embedding", "rerank"]:
-    if options.get("embeddings"):
-        return "embedding"
-    return "rerank" if options.get("reranking") else "completion"
-
-
-def _int(options: Options, name: str, default: int) -> int:
-    value = options.get(name)
-    return default if value is None else int(cast("int", value))
-
-
-def _flags(options: Options) -> Mapping[str, Json]:
-    return cast("Mapping[str, Json]", options.get("flags") or {})
-
-
-def _check_split(options: Options) -> None:
-    shares = cast("list[Json] | None", options.get("tensor_split"))
-    if shares is None:
+def _check_split(options: LlamaOptions) -> None:
+    if options.tensor_split is None:
         return
-    if not shares or sum(Decimal(str(share)) for share in shares) == 0:
+    if sum(options.tensor_split) == 0:
         refuse(
             "serve.tensor_split",
             "the shares add up to nothing",
             remedy="write one number above 0 for each GPU, for example [1, 1]",
         )
-    if options.get("gpu_layers") == 0:
+    if options.gpu_layers == 0:
         refuse(
             "serve.tensor_split",
             "gpu_layers = 0 keeps everything off the GPUs",
@@ -168,8 +160,8 @@ def _check_split(options: Options) -> None:
         )
 
 
-def _check_batches(options: Options) -> None:
-    batch, ubatch = _int(options, "batch", 2048), _int(options, "ubatch", 512)
+def _check_batches(options: LlamaOptions) -> None:
+    batch, ubatch = options.batch or BATCH, options.ubatch or UBATCH
     if ubatch > batch:
         refuse(
             "serve.ubatch",
@@ -226,15 +218,15 @@ def _check_flag_name(dotted: str, name: str) -> None:
 def _check_flag_value(dotted: str, flag: Flag, value: Json) -> None:
     if isinstance(value, bool) or value is None or isinstance(value, dict):
         refuse(dotted, "this option takes a value", remedy="write text or a number")
-    text = _text(value)
+    text = option_text(value)
     if flag.values and text not in flag.values:
         refuse(dotted, f'"{text}" is not one of its values', remedy=suggestion(text, flag.values))
     if any(ord(c) < ord(" ") for c in text):
         refuse(dotted, "control characters are not allowed here", remedy="write one line")
 
 
-def _check_seat(options: Options, seat: Seat) -> None:
-    shares = cast("list[Json] | None", options.get("tensor_split"))
+def _check_seat(options: LlamaOptions, seat: Seat) -> None:
+    shares = options.tensor_split
     if shares and seat.devices is not None and len(shares) != len(seat.devices):
         refuse(
             "serve.tensor_split",
@@ -243,13 +235,7 @@ def _check_seat(options: Options, seat: Seat) -> None:
         )
 
 
-def _text(value: Json) -> str:
-    if isinstance(value, list):
-        return ",".join(_text(item) for item in value)
-    return str(value)
-
-
-def _argument(field: Field, value: Json) -> list[str]:
+def _argument(field: Field, value: object) -> list[str]:
     """One named option as argv words; nothing when it is not set."""
     if value is None:
         return []
@@ -258,13 +244,13 @@ def _argument(field: Field, value: Json) -> list[str]:
         if value:
             return [field.flag]
         return [f"--{flag.off}"] if flag.off else []
-    return [field.flag, _text(value)]
+    return [field.flag, option_text(value)]
 
 
 def _flag_argument(name: str, value: Json) -> list[str]:
     flag = BY_NAME[name]
     if flag.takes_value:
-        return [f"--{name}", _text(value)]
+        return [f"--{name}", option_text(value)]
     return [f"--{name}"] if value else [f"--{flag.off}"]
 
 

@@ -6,9 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from mmadmin.core.engines.llama_server.load_log import buffers, missing_layers
 from mmadmin.core.engines.llama_server.memory import predict
-from mmadmin.core.engines.llama_server.run_shape import RunShape
+from mmadmin.core.engines.llama_server.options import LlamaOptions
 from mmadmin.core.engines.llama_server.suggest import largest_context, most_slots, suggest
-from mmadmin.core.engines.protocol import Options
 from mmadmin.core.fit.estimate import Calibration, Device, Estimate, Reach, Room, Suggestion
 from mmadmin.core.fit.rules import Case, Version
 from mmadmin.core.formats.gguf.shape import ModelShape
@@ -20,7 +19,7 @@ class LlamaMemory:
     def estimate(
         self,
         header: ModelShape,
-        options: Options,
+        options: LlamaOptions,
         devices: Sequence[Device] = (),
         *,
         attachment_bytes: int = 0,
@@ -28,13 +27,13 @@ class LlamaMemory:
         cpu_features: Sequence[str] = ("avx2",),
     ) -> Estimate:
         """Weights, caches, buffers and context, as the pinned engine places them."""
-        run = _run(options, attachment_bytes)
+        run = options.run_shape(attachment_bytes)
         return predict(header, run, devices, calibration=calibration, cpu_features=cpu_features)
 
     def suggest(
         self,
         header: ModelShape,
-        options: Options,
+        options: LlamaOptions,
         devices: Sequence[Device],
         room: Room,
         *,
@@ -42,35 +41,35 @@ class LlamaMemory:
         calibration: Calibration | None = None,
     ) -> Sequence[Suggestion]:
         """Split, cache type, fewer slots, a shorter context."""
-        return suggest(header, _run(options, attachment_bytes), devices, room, calibration)
+        return suggest(header, options.run_shape(attachment_bytes), devices, room, calibration)
 
     def reach(
-        self, header: ModelShape, options: Options, devices: Sequence[Device], room: Room
+        self, header: ModelShape, options: LlamaOptions, devices: Sequence[Device], room: Room
     ) -> Reach:
         """The longest context of a slot, and the most slots of the wanted context."""
-        run = _run(options)
+        run = options.run_shape()
         return Reach(
             largest_context(header, run, devices, room), most_slots(header, run, devices, room)
         )
 
-    def uses_gpus(self, options: Options) -> bool:
+    def uses_gpus(self, options: LlamaOptions) -> bool:
         """False with `gpu_layers = 0`."""
-        return _run(options).gpu_layers != 0
+        return options.run_shape().gpu_layers != 0
 
-    def device_count(self, options: Options) -> int | None:
+    def device_count(self, options: LlamaOptions) -> int | None:
         """One GPU for each share of the tensor split."""
-        return len(_run(options).tensor_split) or None
+        return len(options.run_shape().tensor_split) or None
 
     def case(
         self,
         header: ModelShape,
-        options: Options,
+        options: LlamaOptions,
         *,
         engine_version: Version | None = None,
         architectures: Sequence[int] = (),
     ) -> Case:
         """What the rules need to know of a GGUF deployment."""
-        run = _run(options)
+        run = options.run_shape()
         context = run.context or header.context_train
         return Case(
             engine="llama-server",
@@ -94,10 +93,6 @@ class LlamaMemory:
     def missing_layers(self, estimate: Estimate, lines: Iterable[str]) -> str:
         """By the count of offloaded layers, and by the warning that no GPU is usable."""
         return missing_layers(estimate, lines)
-
-
-def _run(options: Options, projector_bytes: int = 0) -> RunShape:
-    return RunShape.from_options(options, projector_bytes=projector_bytes)
 
 
 MEMORY = LlamaMemory()

@@ -26,7 +26,7 @@ SYSTEM = System(
     engine=Path("/store/engine"),
     model=Path("/store/model/model.gguf"),
     template=None,
-    options={},
+    options=SERVER.read_options({}),
     engine_kind="llama-server",
     alias="model",
     facts=ModelFacts(architecture="llama", size_bytes=0, context_length=32768),
@@ -54,7 +54,9 @@ llama-server
 
 def launch(options, *, seat=None, system=SYSTEM):
     """The launch of some options, read as the parser reads them."""
-    return SERVER.launch(replace(system, options=options), seat or Seat("127.0.0.1", 21000))
+    return SERVER.launch(
+        replace(system, options=SERVER.read_options(options)), seat or Seat("127.0.0.1", 21000)
+    )
 
 
 def refusal(options, **more) -> InvalidSpec:
@@ -159,9 +161,10 @@ def test_a_tensor_split_needs_a_share_for_each_gpu():
 def test_context_above_the_models_own_is_refused():
     """The server would cap the slot in silence."""
     with pytest.raises(InvalidSpec, match="trained with"):
-        SERVER.check_model(SYSTEM.facts, {"context": 65536})
-    SERVER.check_model(SYSTEM.facts, {"context": 32768})
-    SERVER.check_model(SYSTEM.facts, {"context": 65536, "flags": {"override-kv": "x=int:1"}})
+        SERVER.check_model(SYSTEM.facts, SERVER.read_options({"context": 65536}))
+    SERVER.check_model(SYSTEM.facts, SERVER.read_options({"context": 32768}))
+    overridden = {"context": 65536, "flags": {"override-kv": "x=int:1"}}
+    SERVER.check_model(SYSTEM.facts, SERVER.read_options(overridden))
 
 
 def test_an_own_template_needs_jinja():

@@ -7,10 +7,10 @@ import pytest
 from mmadmin.core.engines.llama_server import graphs as llama_graphs
 from mmadmin.core.engines.llama_server.graphs import built_layers
 from mmadmin.core.engines.llama_server.memory import compute_buffers
-from mmadmin.core.engines.llama_server.run_shape import RunShape
 from mmadmin.core.engines.llama_server.weights import place_layers
 from mmadmin.core.fit.estimate import Device
 from tests.core.formats.gguf.tables import llama
+from tests.support.llama import run_shape
 
 SIZES = {
     "layers": 48,
@@ -31,9 +31,9 @@ SHAPES = {
     ),
 }
 RUNS = (
-    RunShape(context=4096, slots=2),
-    RunShape(context=2048, flash_attention=False),
-    RunShape(context=4096, gpu_layers=20, cache_type_k="q8_0", cache_type_v="q8_0"),
+    run_shape(context=4096, slots=2),
+    run_shape(context=2048, flash_attention=False),
+    run_shape(context=4096, gpu_layers=20, cache_type_k="q8_0", cache_type_v="q8_0"),
 )
 CARD = Device(80, 80 << 30, 79 << 30)
 

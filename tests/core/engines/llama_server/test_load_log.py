@@ -6,7 +6,6 @@ from decimal import Decimal
 
 from mmadmin.core.engines.llama_server.load_log import buffers
 from mmadmin.core.engines.llama_server.memory import predict
-from mmadmin.core.engines.llama_server.run_shape import RunShape
 from mmadmin.core.fit.estimate import (
     MIB,
     Calibration,
@@ -17,6 +16,7 @@ from mmadmin.core.fit.estimate import (
     learn,
 )
 from tests.core.formats.gguf.tables import llama
+from tests.support.llama import run_shape
 
 LOG = """\
 0.00.15 I load_tensors:   CPU_Mapped model buffer size =   119.54 MiB
@@ -56,7 +56,7 @@ def test_rows_say_by_how_much_it_was_off() -> None:
     assert Row("x", 103, 100).error_permille == 30
     assert Row("x", 97, 100).error_permille == -30
     assert Row("x", 97, 100).as_json()["error_permille"] == -30
-    prediction = predict(SMALL, RunShape(context=1024))
+    prediction = predict(SMALL, run_shape(context=1024))
     cache = prediction.host["cache"] / MIB
     log = [f" I x:  CPU KV buffer size = {cache:.2f} MiB"]
     rows = compare_buffers(prediction, buffers(log))
@@ -66,19 +66,19 @@ def test_rows_say_by_how_much_it_was_off() -> None:
 def test_the_context_is_learned_from_what_a_process_held() -> None:
     """The difference on a GPU becomes the CUDA context of its architecture."""
     prediction = predict(
-        SMALL, RunShape(context=1024, tensor_split=(Decimal(1), Decimal(1))), [CARD, CARD]
+        SMALL, run_shape(context=1024, tensor_split=(Decimal(1), Decimal(1))), [CARD, CARD]
     )
     rest = [sum(p.values()) - p["context"] for p in prediction.devices]
     held = {0: rest[0] + 500 * MIB, 1: rest[1] + 510 * MIB}
     assert [r.part for r in compare_devices(prediction, held)] == ["GPU 0", "GPU 1"]
     learned = learn(Calibration({70: 1}), prediction, held, [CARD, CARD])
     assert learned == Calibration({70: 1, 80: 510 * MIB})
-    again = predict(SMALL, RunShape(context=1024), [CARD], calibration=learned)
+    again = predict(SMALL, run_shape(context=1024), [CARD], calibration=learned)
     assert again.devices[0]["context"] == 510 * MIB
 
 
 def test_less_than_predicted_teaches_nothing() -> None:
     """Less than its buffers, or gigabytes more, says nothing about the context."""
-    prediction = predict(SMALL, RunShape(context=1024), [CARD])
+    prediction = predict(SMALL, run_shape(context=1024), [CARD])
     assert learn(Calibration(), prediction, {0: 9 << 30}, [CARD]) == Calibration()
     assert learn(Calibration(), prediction, {0: 1}, [CARD]) == Calibration()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from mmadmin.core.engines.llama_server.caches import cache_bytes
 from mmadmin.core.engines.llama_server.engine import ENGINE
 from mmadmin.core.engines.llama_server.memory import predict
-from mmadmin.core.engines.llama_server.run_shape import RunShape
+from mmadmin.core.engines.llama_server.options import read_options
 from mmadmin.core.engines.llama_server.suggest import (
     best_split,
     largest_context,
@@ -25,11 +25,12 @@ from mmadmin.core.errors import InvalidModel, InvalidSpec
 from mmadmin.core.fit.estimate import HOST, Calibration, Device, Room, fits
 from mmadmin.core.formats.gguf.shape import shape_of
 from tests.core.formats.gguf.tables import llama, mistral_medium, table
+from tests.support.llama import run_shape
 
 GIB = 1024**3
 V100 = Device(70, 32 * GIB, int(31.4 * GIB), "Tesla V100-SXM2-32GB")
 EVEN = (Decimal(8),) * 4
-SEED = RunShape(context=65536, gpu_layers=99, tensor_split=EVEN)
+SEED = run_shape(context=65536, gpu_layers=99, tensor_split=EVEN)
 SMALL = {
     "layers": 4,
     "embedding": 256,
@@ -78,10 +79,10 @@ def test_layers_go_where_the_loader_puts_them() -> None:
 def test_some_layers_stay_on_the_host() -> None:
     """With few GPU layers the first ones stay in main memory, with their share of the cache."""
     shape = llama(**SMALL)
-    made = predict(shape, RunShape(context=1024, gpu_layers=3), [V100])
+    made = predict(shape, run_shape(context=1024, gpu_layers=3), [V100])
     assert made.layer_devices == (HOST, HOST, 0, 0, 0)
     assert made.host["cache"] == made.devices[0]["cache"]
-    nothing = predict(shape, RunShape(context=1024, gpu_layers=0), [V100])
+    nothing = predict(shape, run_shape(context=1024, gpu_layers=0), [V100])
     assert nothing.per_device == (0,)
 
 
@@ -104,7 +105,7 @@ def test_tied_embeddings_are_held_twice_beside_a_gpu() -> None:
     """A model whose output is its embeddings keeps one copy on the host and one on the GPU."""
     tied, untied = llama(**SMALL, tied=True), llama(**SMALL)
     on_gpu = [
-        predict(s, RunShape(context=512), [V100]).devices[0]["weights"] for s in (tied, untied)
+        predict(s, run_shape(context=512), [V100]).devices[0]["weights"] for s in (tied, untied)
     ]
     assert on_gpu[0] == on_gpu[1]
     assert tied.weight_bytes < untied.weight_bytes
@@ -116,16 +117,16 @@ def test_tied_embeddings_are_held_twice_beside_a_gpu() -> None:
 )
 def test_cache_by_type(cache_type: str, per_element: Decimal) -> None:
     """Grouped heads: keys and values of the K/V heads only, for every cell."""
-    run = RunShape(context=4096, cache_type_k=cache_type, cache_type_v=cache_type)
+    run = run_shape(context=4096, cache_type_k=cache_type, cache_type_v=cache_type)
     made = predict(llama(**SMALL), run, [V100])
     assert made.devices[0]["cache"] == 4 * 2 * (2 * 32) * 4096 * per_element
 
 
 def test_slots_multiply_the_cache() -> None:
     """Each slot has the context of its own; a unified cache has as many cells."""
-    one = predict(llama(**SMALL), RunShape(context=2048), [V100]).part("cache")
-    four = predict(llama(**SMALL), RunShape(context=2048, slots=4), [V100])
-    unified = predict(llama(**SMALL), RunShape(context=2048, slots=4, unified=True), [V100])
+    one = predict(llama(**SMALL), run_shape(context=2048), [V100]).part("cache")
+    four = predict(llama(**SMALL), run_shape(context=2048, slots=4), [V100])
+    unified = predict(llama(**SMALL), run_shape(context=2048, slots=4, unified=True), [V100])
     assert four.part("cache") == unified.part("cache") == 4 * one
     assert four.context == 2048
     assert unified.context == 8192
@@ -135,7 +136,7 @@ def test_sliding_windows_keep_only_their_window() -> None:
     """Five of six layers of a gemma3 keep window + batch cells, the sixth the whole context."""
     sizes = SMALL | {"layers": 6}
     shape = llama(**sizes, arch="gemma3", **{"attention.sliding_window": 512})
-    run = RunShape(context=32768)
+    run = run_shape(context=32768)
     assert shape.window_layers == frozenset({0, 1, 2, 3, 4})
     row = 2 * 2 * (2 * 32)
     assert predict(shape, run, [V100]).part("cache") == row * (32768 + 5 * 1024)
@@ -148,13 +149,13 @@ def test_latent_attention_keeps_keys_only() -> None:
     extra = {"attention.key_length_mla": 192, "attention.value_length_mla": 128}
     sizes = SMALL | {"kv_heads": 1, "head_size": 576}
     shape = llama(**sizes, arch="deepseek2", **extra)
-    assert predict(shape, RunShape(context=1024), [V100]).part("cache") == 4 * 576 * 1024 * 2
+    assert predict(shape, run_shape(context=1024), [V100]).part("cache") == 4 * 576 * 1024 * 2
 
 
 def test_layers_without_a_cache_take_none() -> None:
     """Shared and recurrent layers have no K/V cells of their own."""
     shared = llama(**SMALL, arch="gemma4", **{"attention.shared_kv_layers": 3})
-    run = RunShape(context=1024)
+    run = run_shape(context=1024)
     assert [bool(cache_bytes(shared, run, i, 1024, 1024)) for i in range(4)] == [True] + [False] * 3
     hybrid = llama(
         **(SMALL | {"kv_heads": 2}),
@@ -163,14 +164,14 @@ def test_layers_without_a_cache_take_none() -> None:
         **{"ssm.state_size": 16, "ssm.inner_size": 256, "ssm.conv_kernel": 4, "ssm.group_count": 2},
     )
     assert hybrid.recurrent_layers == frozenset({0, 1, 2})
-    assert predict(hybrid, RunShape(context=1024, slots=2), [V100]).part("state") == (
+    assert predict(hybrid, run_shape(context=1024, slots=2), [V100]).part("state") == (
         3 * 2 * 4 * (3 * (256 + 64) + 16 * 256)
     )
 
 
 def test_a_cpu_host_has_no_device_parts() -> None:
     """Without GPUs everything is main memory, and the file is mapped."""
-    made = predict(llama(**SMALL), RunShape(context=512))
+    made = predict(llama(**SMALL), run_shape(context=512))
     assert made.per_device == ()
     assert made.host["mapped"] > 0
     assert made.host["cache"] == 4 * 2 * 2 * (2 * 32) * 512
@@ -180,11 +181,11 @@ def test_a_cpu_host_has_no_device_parts() -> None:
 def test_repacked_weights_are_a_second_copy() -> None:
     """Q4_K matrices are repacked on a CPU with AVX2, and only there."""
     shape = llama(**SMALL, quant="Q4_K_M")
-    with_it = predict(shape, RunShape(context=512), cpu_features=("avx2",))
-    without = predict(shape, RunShape(context=512), cpu_features=())
+    with_it = predict(shape, run_shape(context=512), cpu_features=("avx2",))
+    without = predict(shape, run_shape(context=512), cpu_features=())
     assert with_it.host["repacked"] > 0
     assert "repacked" not in without.host
-    assert "repacked" not in predict(shape, RunShape(context=512, repack=False)).host
+    assert "repacked" not in predict(shape, run_shape(context=512, repack=False)).host
 
 
 def test_buffers_beside_a_gpu_as_they_were_measured() -> None:
@@ -204,7 +205,7 @@ def test_buffers_beside_a_gpu_as_they_were_measured() -> None:
         context=262144,
     )
     card = Device(90, 140 * GIB, 139 * GIB)
-    made = predict(shape, RunShape(context=65536), [card])
+    made = predict(shape, run_shape(context=65536), [card])
     assert made.devices[0]["compute"] == pytest.approx(0.320 * GIB, rel=0.005)
     assert made.host["compute"] == pytest.approx(0.156 * GIB, rel=0.005)
     assert made.devices[0]["cache"] == 22 * GIB
@@ -214,13 +215,13 @@ def test_what_a_host_has_shown_replaces_the_constant() -> None:
     """A calibrated CUDA context is used instead of the table."""
     shape = llama(**SMALL)
     shown = Calibration({70: 777})
-    made = predict(shape, RunShape(context=512), [V100], calibration=shown)
+    made = predict(shape, run_shape(context=512), [V100], calibration=shown)
     assert made.devices[0]["context"] == 777
 
 
 def test_options_become_a_run() -> None:
     """The serve table is read with the engine's own defaults."""
-    run = RunShape.from_options(
+    run = read_options(
         {
             "context": 65536,
             "gpu_layers": 99,
@@ -230,8 +231,8 @@ def test_options_become_a_run() -> None:
             "flash_attention": "off",
             "flags": {"swa-full": True, "kv-offload": False},
         }
-    )
-    assert run == RunShape(
+    ).run_shape()
+    assert run == run_shape(
         context=65536,
         slots=2,
         cache_type_k="q8_0",
@@ -241,20 +242,23 @@ def test_options_become_a_run() -> None:
         swa_full=True,
         offload_cache=False,
     )
-    assert RunShape.from_options({"embeddings": True, "batch": 4096, "ubatch": 1024}).batch == 1024
+    assert (
+        read_options({"embeddings": True, "batch": 4096, "ubatch": 1024}).run_shape().batch == 1024
+    )
 
 
 def test_the_memory_model_is_the_prediction() -> None:
     """From the `[serve]` table as from the run's shape; a projector comes on top."""
     shape, memory = mistral_medium("Q4_K_M"), ENGINE.memory
-    options = {"context": 65536, "gpu_layers": 99, "tensor_split": ["8", "8", "8", "8"]}
+    serve = {"context": 65536, "gpu_layers": 99, "tensor_split": ["8", "8", "8", "8"]}
+    options = read_options(serve)
     assert memory.estimate(shape, options, [V100] * 4) == predict(shape, SEED, [V100] * 4)
     seeing = memory.estimate(shape, options, [V100] * 4, attachment_bytes=GIB)
     assert seeing.part("projector") > GIB
     assert memory.device_count(options) == 4
-    assert memory.device_count({"context": 1}) is None
+    assert memory.device_count(read_options({"context": 1})) is None
     assert memory.uses_gpus(options)
-    assert not memory.uses_gpus({"gpu_layers": 0})
+    assert not memory.uses_gpus(read_options({"gpu_layers": 0}))
     reach = memory.reach(shape, options, [V100] * 4, Room())
     assert reach.largest_context == largest_context(shape, SEED, [V100] * 4, Room())
     assert reach.most_slots == most_slots(shape, SEED, [V100] * 4, Room())
@@ -326,7 +330,7 @@ def test_more_context_never_takes_less(
     """Memory grows with the context, and a split moves weights without losing any."""
     shape = llama(**SMALL)
     cards = [V100] * len(shares)
-    run = RunShape(context=context, slots=slots, tensor_split=tuple(map(Decimal, shares)))
+    run = run_shape(context=context, slots=slots, tensor_split=tuple(map(Decimal, shares)))
     small, large = (predict(shape, r, cards) for r in (run, replace(run, context=context + more)))
     for a, b in zip(small.per_device, large.per_device, strict=True):
         assert a <= b
