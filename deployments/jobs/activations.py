@@ -21,7 +21,7 @@ from django.db import InterfaceError, OperationalError
 from django.utils import timezone
 
 from deployments.jobs import gates, lease, states, trials
-from deployments.jobs.engines import Engines, Hands, seat_of
+from deployments.jobs.engines import Engines, Hands, launch_of
 from deployments.jobs.recorder import Ended, Recorder
 from deployments.models import (
     Activation,
@@ -348,7 +348,7 @@ class Walker(Engines):
             replica = self._replica_of(target)
             report = self.hands.ask_rest(
                 replica,
-                self.hands.launch(target, seat_of(replica)),
+                launch_of(replica, self.hands),
                 target.probe_report or {},
                 may_generate=lambda: self._has_room(replica),
                 on_progress=self.recorder.log,

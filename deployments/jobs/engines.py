@@ -24,6 +24,7 @@ from deployments.jobs.recorder import Recorder
 from deployments.models import Generation, Host, Replica, ReplicaState, Trial
 from mmadmin.core.build.recipe import Json
 from mmadmin.core.engines.protocol import LaunchSpec, Seat
+from mmadmin.core.engines.stored_launch import launch_as_json, launch_from_json
 from mmadmin.core.errors import Conflict, ProbeFailed, Unreachable
 from mmadmin.core.fit.placement import Beside
 from mmadmin.core.process_identity import ProcessIdentity
@@ -165,15 +166,9 @@ class Engines:
     def _start_replica(self, generation: Generation) -> None:
         found = self._replicas(generation)
         replica = found[0] if found else self._seat(generation)
-        launch = self.hands.launch(generation, seat_of(replica))
         gpus = "".join(f", GPU {index}" for index in replica.gpu_indices or ())
         self.recorder.log(f"{replica.uid} on port {replica.port}{gpus}")
-        Replica.objects.filter(pk=replica.pk).update(
-            launch={"argv": list(launch.argv), "env": dict(launch.env)},
-            slots=launch.probe.slots,
-            context_per_slot=launch.probe.context_per_slot,
-        )
-        self.hands.start(replica, launch)
+        self.hands.start(replica, launch_of(replica, self.hands))
 
     def _seat(self, generation: Generation) -> Replica:
         """A replica row with a port and GPUs: the database decides between two that want them."""
@@ -227,7 +222,7 @@ class Engines:
         wanted: ActivationSpec | None,
         brief: bool = False,
     ) -> Mapping[str, Any]:
-        launch = self.hands.launch(generation, seat_of(replica))
+        launch = launch_of(replica, self.hands)
         Replica.objects.filter(pk=replica.pk, state=ReplicaState.STARTING).update(
             state=ReplicaState.PROBING
         )
@@ -297,6 +292,34 @@ def new_uid(generation: Generation) -> str:
 
 def seat_of(replica: Replica) -> Seat:
     """Where a replica sits."""
-    devices = replica.gpu_indices
-    uuids = [str(gpu["uuid"]) for gpu in replica.devices or ()]
-    return Seat(host="127.0.0.1", port=replica.port, devices=devices, uuids=uuids)
+    return Seat(
+        host="127.0.0.1",
+        port=replica.port,
+        devices=replica.gpu_indices,
+        uuids=[str(gpu["uuid"]) for gpu in replica.devices or ()],
+        scratch=str(settings.HOME.scratch(replica.uid)),
+    )
+
+
+class Launches(Protocol):
+    """What plans launches."""
+
+    def launch(self, generation: Generation, seat: Seat) -> LaunchSpec:
+        """The command that starts a replica in that seat."""
+        ...
+
+
+def launch_of(replica: Replica, launches: Launches) -> LaunchSpec:
+    """What the replica is started with, by its record; recorded now if it has none yet."""
+
+    def planned() -> LaunchSpec:
+        return launches.launch(replica.generation, seat_of(replica))
+
+    if replica.launch:
+        return launch_from_json(replica.launch, planned)
+    launch = planned()
+    replica.launch = launch_as_json(launch)
+    replica.slots = launch.expect.slots
+    replica.context_per_slot = launch.expect.context_per_slot
+    replica.save(update_fields=["launch", "slots", "context_per_slot"])
+    return launch

@@ -436,7 +436,7 @@ class Machine:
         engine_process.start(self.home, replica.uid, launch, self.secret(replica))
 
     def drift(self, replica: Replica, launch: LaunchSpec) -> Mapping[str, str]:
-        """What differs between the running engine and its plan: subject → words."""
+        """What differs between the running engine and its plan: subject → message."""
         found = drift(
             self.home,
             replica.uid,
@@ -445,7 +445,7 @@ class Machine:
             secret=self.secret(replica),
             store=self.store(),
         )
-        words: dict[str, list[str]] = {}
+        messages: dict[str, list[str]] = {}
         for one in found:
-            words.setdefault(one.what, []).append(one.words)
-        return {what: "; ".join(said) for what, said in words.items()}
+            messages.setdefault(one.what, []).append(one.message)
+        return {what: "; ".join(said) for what, said in messages.items()}

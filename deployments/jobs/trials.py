@@ -21,7 +21,7 @@ from django.db.models import F, QuerySet
 from django.utils import timezone
 
 from deployments.jobs import gates, lease, states
-from deployments.jobs.engines import ACTIVE_REPLICA, Engines, Hands, seat_of
+from deployments.jobs.engines import ACTIVE_REPLICA, Engines, Hands, launch_of, seat_of
 from deployments.jobs.recorder import Ended, Recorder, Sleeps, recording
 from deployments.models import (
     Activation,
@@ -300,8 +300,8 @@ def _take_over(trial: Trial, activation: Activation, hands: Hands) -> bool:
     )
     if replica is None or hands.process(replica) is None:
         return False
-    launch = hands.launch(target, seat_of(replica))
-    if replica.launch != {"argv": list(launch.argv), "env": dict(launch.env)}:
+    planned, launch = hands.launch(target, seat_of(replica)), launch_of(replica, hands)
+    if [*launch.argv] != [*planned.argv] or dict(launch.env) != dict(planned.env):
         return False
     with lease.fenced(activation):
         sleeps = Trial.objects.filter(pk=trial.pk, state=JobState.QUEUED, fence=trial.fence)

@@ -31,7 +31,7 @@ from django.utils import timezone
 from deployments.broker import feed
 from deployments.broker.queue import enqueue_on_commit
 from deployments.jobs import gates, states, trials
-from deployments.jobs.engines import ACTIVE_REPLICA, new_uid, note_process, ports, seat_of
+from deployments.jobs.engines import ACTIVE_REPLICA, launch_of, new_uid, note_process, ports
 from deployments.models import (
     Activation,
     ActivationKind,
@@ -113,7 +113,7 @@ class Hands(Protocol):
         ...
 
     def drift(self, replica: Replica, launch: LaunchSpec) -> Mapping[str, str]:
-        """What differs between the running engine and its plan: subject → words."""
+        """What differs between the running engine and its plan: subject → message."""
         ...
 
 
@@ -184,7 +184,7 @@ def _look_at(replica: Replica, hands: Hands, view: gates.GateView | None) -> Non
     if replica.state != ReplicaState.READY:
         _bring_back(replica, hands)
         return
-    launch = hands.launch(replica.generation, seat_of(replica))
+    launch = launch_of(replica, hands)
     process = hands.process(replica)
     fell = replica.process is not None and process != replica.process
     if process != replica.process:
@@ -217,7 +217,7 @@ def _bring_back(replica: Replica, hands: Hands) -> None:
     """
     words = "it could not be brought back when an activation failed; it is tried again and again"
     _raise(replica, AlarmKind.UNHEALTHY, LIVENESS, words)
-    launch = hands.launch(replica.generation, seat_of(replica))
+    launch = launch_of(replica, hands)
     process = hands.process(replica)
     if process is None:
         _not_alive(replica, launch, hands, "its process does not run", goes_back=False)

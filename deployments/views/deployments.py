@@ -27,6 +27,7 @@ from deployments.views.page import (
     person,
     show,
 )
+from mmadmin.core.engines.probes import report_rows
 from mmadmin.core.errors import Conflict, MmError, NotFound
 
 PARTS = {
@@ -69,7 +70,7 @@ def generation(request: HttpRequest, name: str, number: int) -> HttpResponse:
         "it": it,
         "startable": STARTABLE,
         "launch": command.replace(" --", " \\\n  --"),
-        "probes": (it.generation.probe_report or {}).get("rows", []),
+        "probes": report_rows(it.generation.probe_report),
         "memory_rows": (it.generation.probe_report or {}).get("memory", []),
         "renders": renders(it.generation.rendering),
         "trials": queries.trials(me, name=name, number=number).rows[:TRIALS_SHOWN],

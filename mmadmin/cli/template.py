@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -63,15 +64,15 @@ def try_out(which: WhichTemplate, *, generation: Number = None, as_json: JsonFla
     digest = hashlib.sha256(template.encode()).hexdigest()
     engine = None if Path(which).is_file() else _engine_renders(which, generation)
     renders: Renders | None = None
-    tokens: dict[str, Json] = {}
+    tokens: Mapping[str, Json] = {}
     if engine is not None:
         renders, tokens = engine
     child = render_in_child({which: template}, tokens)[which]
     rows = matrix(child, renders, bos=str(tokens.get("bos_token", BOS)))
     if as_json:
-        emit_json({"sha256": digest, "engine_asked": engine is not None, "rows": rows})
+        emit_json({"sha256": digest, "engine_asked": renders is not None, "rows": rows})
     else:
-        asked = "sandbox and engine" if engine is not None else "sandbox only: no engine runs it"
+        asked = "sandbox and engine" if renders is not None else "sandbox only, no engine"
         console.print(f"[dim]sha256 {digest}, {asked}[/]", soft_wrap=True)
         table(
             [
@@ -84,7 +85,7 @@ def try_out(which: WhichTemplate, *, generation: Number = None, as_json: JsonFla
                 [
                     row.conversation,
                     "[green]ok[/]" if row.ok else "[red]fails[/]",
-                    escape(row.words),
+                    escape(row.message),
                     f"[yellow]{escape(row.difference)}[/]" if row.difference else "",
                 ]
                 for row in rows
@@ -208,6 +209,7 @@ def _engine_renders(name: str, number: int | None) -> Any:
     from mmadmin.core.access import engine_secret
     from mmadmin.core.catalog import engine
     from mmadmin.core.engines.protocol import Seat
+    from mmadmin.core.engines.stored_launch import launch_from_json
     from mmadmin.host.template_matrix import render_on_engine, tokens_of
 
     found = _generation(name, number)
@@ -218,6 +220,9 @@ def _engine_renders(name: str, number: int | None) -> Any:
     if replica is None:
         return None
     system = _system(name, number)
-    launch = engine(system.engine_kind).launch(system, Seat("127.0.0.1", replica.port))
+    seat = Seat("127.0.0.1", replica.port)
+    launch = launch_from_json(
+        replica.launch, lambda: engine(system.engine_kind).launch(system, seat)
+    )
     secret = engine_secret(settings.ENGINE_MASTER, replica.uid)
     return render_on_engine(launch, secret), tokens_of(launch, secret)

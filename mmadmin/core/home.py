@@ -88,6 +88,10 @@ class Home:
         """Launch files (0600) of the engines, one a replica."""
         return self.root / "replicas"
 
+    def scratch(self, uid: str) -> Path:
+        """A replica's private folder (0700), from its start to its end."""
+        return self.replicas / f"{uid}.scratch"
+
     @property
     def run_dir(self) -> Path:
         """Unix sockets and pid files; elsewhere when the path would not fit a socket address."""

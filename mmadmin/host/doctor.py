@@ -295,7 +295,9 @@ def supervisor(patient: Patient) -> Result:
         return Result(
             "supervisor",
             "fail",
-            "; ".join(f"{p.name} is {p.state}{f' ({p.words})' if p.words else ''}" for p in bad),
+            "; ".join(
+                f"{p.name} is {p.state}{f' ({p.message})' if p.message else ''}" for p in bad
+            ),
             f"look at {bad[0].log} (`mm logs {bad[0].name}`)",
         )
     stopped = [p.name for p in programs if p.name in SERVICES and p.state != "RUNNING"]

@@ -1,8 +1,9 @@
 """Drift: what runs, compared with what should run.
 
 Looks at a live engine from outside, without asking it: command, program, files, environment. A
-file of a sealed object that was deleted, replaced or written to under a running engine is told
-too: the engine may still answer from its old mapping, and would fail at its next start.
+file of a sealed object that was deleted, replaced or written to under a running engine counts too:
+the engine may still answer from its old mapping, and would fail at its next start. The command and
+the environment of an engine that overwrites both are compared in its launch file only.
 """
 
 from __future__ import annotations
@@ -28,8 +29,6 @@ POLL_S = 0.05
 SEALED_MTIME = 1
 """Every file of the store has this modification time, seconds."""
 _WRITABLE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
-_FOREIGN = "LLAMA_ARG_"
-"""Prefix of environment variables that would change the server behind its argv."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +37,8 @@ class Drift:
 
     what: str
     """`process`, `command`, `program`, `file`, `environment` or `launch-file`."""
-    words: str
-    """What is wrong, in words; never a secret."""
+    message: str
+    """What is wrong; never a secret."""
 
 
 def drift(
@@ -77,18 +76,19 @@ def _wait_for_engine(running: psutil.Process) -> bool:
 
 
 def _command(running: psutil.Process, launch: LaunchSpec) -> Iterator[Drift]:
-    argv = running.cmdline()
-    if words := differing(argv, launch.argv):
-        yield Drift("command", words)
     wanted = Path(launch.argv[0])
+    argv = running.cmdline()
+    keeps_command = launch.questions.keeps_command
+    if keeps_command and (message := differing(argv, launch.argv)):
+        yield Drift("command", message)
     try:
         program = Path(running.exe())
     except (psutil.AccessDenied, FileNotFoundError):
         return
     if not wanted.exists():
         yield Drift("program", f"{wanted} is gone; the engine would not start again")
-    elif not program.exists() or not program.samefile(wanted):
-        # A script's program is its interpreter: then the command has told all there is.
+    elif keeps_command and (not program.exists() or not program.samefile(wanted)):
+        # A script's program is its interpreter: then the comparison of the command is enough.
         if argv[:1] == [str(wanted)] and program.name.startswith("python"):
             return
         yield Drift("program", f"it runs {program}, planned was {wanted}")
@@ -99,23 +99,23 @@ def differing(found: Sequence[str], planned: Sequence[str]) -> str:
     if list(found) == list(planned):
         return ""
     has, wanted = _options(found), _options(planned)
-    words = [
+    differences = [
         f"{name} is {has[name] or 'without a value'}, planned was {value or 'without a value'}"
         if name in has
         else f"{name}{' ' if value else ''}{value} is missing"
         for name, value in wanted.items()
         if has.get(name) != value
     ]
-    words += [
+    differences += [
         f"{name}{' ' if value else ''}{value} was not planned"
         for name, value in has.items()
         if name not in wanted
     ]
-    return ", ".join(words) or "it has the planned words in another order"
+    return ", ".join(differences) or "it has the planned options in another order"
 
 
 def _options(argv: Sequence[str]) -> dict[str, str]:
-    """Option → its words; the program first."""
+    """Option → its values; the program first."""
     options: dict[str, list[str]] = {}
     name = "the program"
     for word in argv:
@@ -124,10 +124,12 @@ def _options(argv: Sequence[str]) -> dict[str, str]:
             options.setdefault(name, [])
         else:
             options.setdefault(name, []).append(word)
-    return {option: " ".join(words) for option, words in options.items()}
+    return {option: " ".join(values) for option, values in options.items()}
 
 
 def _environment(running: psutil.Process, launch: LaunchSpec, secret: str) -> Iterator[Drift]:
+    if not launch.questions.keeps_command:
+        return
     try:
         env = running.environ()
     except psutil.AccessDenied:
@@ -138,7 +140,7 @@ def _environment(running: psutil.Process, launch: LaunchSpec, secret: str) -> It
         if env.get(name) != value:
             yield Drift("environment", f"{name} is {env.get(name, 'not set')}, planned was {value}")
     for name in sorted(env):
-        if name.startswith(_FOREIGN):
+        if name.startswith(tuple(launch.questions.own_environment)):
             yield Drift("environment", f"{name} is set, which changes the engine")
 
 
@@ -190,8 +192,8 @@ def _launch_file(home: Home, uid: str, launch: LaunchSpec, secret: str) -> Itera
         return
     if stat.S_IMODE(mode) & 0o077:
         yield Drift("launch-file", "others may read its launch file, which holds its secret")
-    if words := differing(argv, launch.argv):
-        yield Drift("launch-file", f"its launch file was changed, for its next start: {words}")
+    if message := differing(argv, launch.argv):
+        yield Drift("launch-file", f"its launch file was changed, for its next start: {message}")
     if not hmac.compare_digest(its_secret.encode(), secret.encode()):
         yield Drift("launch-file", "its launch file has another secret than the gate uses")
     if env != dict(launch.env):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-import re
+import shutil
 import subprocess
 import sys
 import time
@@ -48,7 +48,6 @@ PRIORITY = 15
 streams while the engines still run."""
 HELP_S = 60.0
 """What a built engine may take to list its options."""
-_OPTION = re.compile(r"(?<![\w-])--[a-z0-9][a-z0-9.-]*")
 PROJECT = Path(__file__).resolve().parent.parent.parent
 
 
@@ -161,6 +160,7 @@ def start(
     check_command(launch)
     path = launch_file(home, uid)
     write_launch_file(path, launch, secret)
+    home.scratch(uid).mkdir(mode=0o700, exist_ok=True)
     supervisor.start_program(program_spec(home, uid, launch, startsecs=startsecs))
     return wait_for_process(home, uid)
 
@@ -170,11 +170,11 @@ def check_command(launch: LaunchSpec) -> None:
 
     Raises `InvalidSpec` naming them, `ProbeFailed` when the program cannot be run at all.
     """
-    if not launch.help_argv:
+    unknown_options = launch.questions.unknown_options
+    if unknown_options is None or not launch.help_argv:
         return
-    known = _options(tuple(launch.help_argv), tuple(sorted(launch.env.items())))
-    unknown = [word for word in launch.argv if word.startswith("--") and word not in known]
-    if unknown:
+    text = _help_text(tuple(launch.help_argv), tuple(sorted(launch.env.items())))
+    if unknown := unknown_options(launch.argv, text):
         raise InvalidSpec(
             f"serve: this build of the engine has no option {', '.join(unknown)}",
             remedy="remove it, or choose an engine version that has it",
@@ -183,8 +183,8 @@ def check_command(launch: LaunchSpec) -> None:
 
 
 @lru_cache(maxsize=32)
-def _options(help_argv: tuple[str, ...], env: tuple[tuple[str, str], ...]) -> frozenset[str]:
-    """The options of a build, which lies in the store and does not change."""
+def _help_text(help_argv: tuple[str, ...], env: tuple[tuple[str, str], ...]) -> str:
+    """The help of a build, which lies in the store and does not change."""
     try:
         done = subprocess.run(
             list(help_argv),
@@ -197,8 +197,8 @@ def _options(help_argv: tuple[str, ...], env: tuple[tuple[str, str], ...]) -> fr
             timeout=HELP_S,
             check=False,
         )
-        words = (done.stderr or done.stdout).strip().splitlines()
-        failed = f"exit code {done.returncode}: {words[-1] if words else ''}"
+        lines = (done.stderr or done.stdout).strip().splitlines()
+        failed = f"exit code {done.returncode}: {lines[-1] if lines else ''}"
     except (OSError, subprocess.TimeoutExpired) as error:
         done, failed = None, str(error)
     if done is None or done.returncode != 0:
@@ -207,7 +207,7 @@ def _options(help_argv: tuple[str, ...], env: tuple[tuple[str, str], ...]) -> fr
             remedy="build the engine on this host; for a GPU build, check the driver",
             probe="command",
         )
-    return frozenset(_OPTION.findall(done.stdout))
+    return done.stdout
 
 
 def program_spec(
@@ -277,14 +277,14 @@ def wait_for_process(home: Home, uid: str, *, timeout_s: float = LAUNCH_S) -> Pr
     raise failed_probe(home, uid, "process", f"it did not start within {timeout_s:.0f} s")
 
 
-def failed_probe(home: Home, uid: str, probe: str, words: str) -> ProbeFailed:
+def failed_probe(home: Home, uid: str, probe: str, why: str) -> ProbeFailed:
     """Why an engine is not what it should be, with the last lines of its log."""
     log = home.engine_log(uid)
     tail = log_tail(log)
     last = next((line for line in reversed(tail) if line.strip()), "")
-    message = f"the engine {uid} failed its probe: {words}"
+    message = f"the engine {uid} failed its probe: {why}"
     if probe == "process" and last:
-        message += f"; its last words: {last.strip()[:300]}"
+        message += f"; its last line: {last.strip()[:300]}"
     return ProbeFailed(message, remedy=f"read {log}", probe=probe, log_tail=[*tail])
 
 
@@ -345,6 +345,7 @@ def stop(
         say(f"ending process {recorded.pid}")
         end_processes([recorded], patience_s=term_s)
     launch_file(home, uid).unlink(missing_ok=True)
+    shutil.rmtree(home.scratch(uid), ignore_errors=True)
     pids = {one.pid for one in [*tree, *([recorded] if recorded else [])]}
     _wait_released(pids, port, say)
 

@@ -1,13 +1,14 @@
 """Probes of a ready engine: streaming, template matrix, tool calls, reasoning, speed; liveness.
 
 `wait_ready` proves that the engine is the right one; these rows show what it can do. Each row has
-a deadline of its own, no row stops the others, and the report says of each what was seen. A row
-that the deployment file requires and that does not pass refuses the generation. The engine's own
-`/apply-template` is asked for the template rows: it is the authority on what clients will get.
+a deadline of its own, no row stops the others, and the report says what each has seen. A row that
+the deployment file requires and that does not pass refuses the generation. Templates are rendered
+by the engine itself where it can: it is the authority on what clients will get. A row about
+something that the kind of engine cannot tell is skipped as not applicable.
 
 Where requests wait for the proof (a swap), it is brief: the rows that decide, and those that
-measure, which traffic would spoil; together some fifty tokens. The others, up to 640 tokens, are
-asked by `ask_rest` once the generation serves; they decide nothing, so nothing is lost.
+measure, which traffic would spoil; together some fifty tokens. The others, up to a thousand tokens,
+are asked by `ask_rest` once the generation serves; they decide nothing, so nothing is lost.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ import json
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field
-from hashlib import sha256
 from typing import Any, Literal
 
 import httpx2
@@ -32,10 +32,12 @@ from mmadmin.core.engines.probes import (
     ProbeRow,
 )
 from mmadmin.core.engines.protocol import LaunchSpec
+from mmadmin.core.engines.questions import UNREADABLE
 from mmadmin.core.errors import ProbeFailed, Unreachable
 from mmadmin.core.home import Home
 from mmadmin.core.spec.spec import ActivationSpec
-from mmadmin.host.readiness import EngineClient, Ready, tiny_completion, wait_ready
+from mmadmin.host.engine_client import OK, EngineClient, Unanswered
+from mmadmin.host.readiness import Ready, tiny_completion, wait_ready
 
 TEMPLATE_S = 20.0
 STREAM_S = 120.0
@@ -44,11 +46,11 @@ LIVENESS_S = 60.0
 STREAM_TOKENS = 16
 SPEED_TOKENS = 32
 TOOL_TOKENS = 128
-REASONING_TOKENS = 512
+REASONING_TOKENS = 1024
 MILLI = 1000
 PERCENT = 100
-_OK = 200
-_THINKING_MARKS = ("<think>", "[THINK]", "<|channel|>analysis")
+NOT_APPLICABLE = "not applicable: this kind of engine does not tell"
+_THINKING_MARKS = ("<think>", "</think>", "[THINK]", "[/THINK]", "<|channel|>analysis")
 """How reasoning looks when it was not taken out of the text."""
 _TOOL: Mapping[str, Any] = {
     "type": "function",
@@ -96,15 +98,22 @@ class _Session:
 
     def chats(self) -> None:
         """Skip what needs a chat when the engine has none."""
-        if self.launch.probe.task != "completion":
-            raise _Skip(f"the engine serves {self.launch.probe.task}")
+        if self.launch.expect.task != "completion":
+            raise _Skip(f"the engine serves {self.launch.expect.task}")
 
-    def post(self, path: str, body: Mapping[str, Any], timeout_s: float) -> Any:
-        """The answer's JSON; a refusal is a failed row with the engine's own words."""
+    def post(self, path: str, body: Mapping[str, Any], timeout_s: float) -> str:
+        """The answer's body; a refusal is a failed row with the engine's own message."""
         answer = self.client.post(path, body, timeout_s=timeout_s)
-        if answer.status_code != _OK:
-            raise _Fail(_refusal(answer))
-        return answer.json()
+        if answer.status_code != OK:
+            raise _Fail(self.client.refusal(answer))
+        return answer.text
+
+    def chat(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The first choice of a chat's answer."""
+        choice: Mapping[str, Any] = json.loads(self.post("/v1/chat/completions", body, CHAT_S))[
+            "choices"
+        ][0]
+        return choice
 
 
 def run_probes(
@@ -127,7 +136,7 @@ def run_probes(
     """
     with EngineClient(launch, secret) as client:
         session = _Session(client, launch, frozenset(required), slowest_milli)
-        rows = _proved(ready)
+        rows = _proved(launch, ready)
         for name in PROBE_ROWS:
             if name in ALWAYS_REQUIRED or (brief and name not in {*required, *MEASURING}):
                 continue
@@ -135,7 +144,7 @@ def run_probes(
             row = _ask(session, name)
             rows.append(row)
             if row.state == "failed":
-                on_progress(f"{name}: {row.words}")
+                on_progress(f"{name}: {row.message}")
     session.measured["load_ms"] = ready.ready_after_ms
     return ProbeReport(tuple(rows), session.measured, ready.as_json())
 
@@ -202,7 +211,7 @@ def ask_rest(
                 row = _ask(session, name)
             rows[name] = asdict(row)
             if row.state == "failed":
-                on_progress(f"{name}: {row.words}")
+                on_progress(f"{name}: {row.message}")
     return {**report, "rows": [rows[name] for name in PROBE_ROWS if name in rows]}
 
 
@@ -210,9 +219,9 @@ def require(report: ProbeReport) -> None:
     """Raise `ProbeFailed` when a required row did not pass; the report is in its details."""
     if not report.refused:
         return
-    words = "; ".join(f"{row.name}: {row.words}" for row in report.refused)
+    failed = "; ".join(f"{row.name}: {row.message}" for row in report.refused)
     raise ProbeFailed(
-        f"the engine failed what its deployment file requires: {words}",
+        f"the engine failed what its deployment file requires: {failed}",
         remedy="change the template, the options or the engine, or require less",
         probe=report.refused[0].name,
         report=report.as_json(),
@@ -244,37 +253,38 @@ def work(launch: LaunchSpec, secret: str) -> str | None:
     Empty = none is in work; None = this engine does not tell. Raises `Unreachable` without an
     answer. A dead engine may well answer: then its mark stays as it is.
     """
-    if not launch.probe.work_path:
+    question = launch.questions.progress
+    if question is None:
         return None
     with EngineClient(launch, secret) as client:
         try:
-            answer = client.get(launch.probe.work_path)
+            return client.ask(question)
+        except Unanswered:
+            return None
         except httpx2.HTTPError as error:
             raise Unreachable(
                 f"the engine does not answer: {error or type(error).__name__}",
                 remedy="restart it",
             ) from error
-    if answer.status_code != _OK:
-        return None
-    try:
-        busy = [
-            {name: value for name, value in slot.items() if name != "params"}
-            for slot in answer.json()
-            if slot["is_processing"]
-        ]
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return None
-    return sha256(json.dumps(busy, sort_keys=True).encode()).hexdigest() if busy else ""
 
 
-def _proved(ready: Ready) -> list[ProbeRow]:
-    words = {
+def _proved(launch: LaunchSpec, ready: Ready) -> list[ProbeRow]:
+    """The rows that `wait_ready` has asked, as far as the kind of engine can answer them."""
+    questions = launch.questions
+    messages = {
         "identity": f"process {ready.process.pid} serves {ready.alias}",
-        "secret": "a wrong secret gets 401",
-        "context": f"{ready.slots} slots of {ready.context_per_slot} tokens",
+        "secret": "a wrong secret is refused" if questions.guarded else None,
+        "context": f"{ready.slots} slots of {ready.context_per_slot} tokens"
+        if questions.context
+        else None,
         "completion": f"it said {ready.completion!r}",
     }
-    return [ProbeRow(name, "passed", words[name], required=True) for name in ALWAYS_REQUIRED]
+    return [
+        ProbeRow(name, "skipped", NOT_APPLICABLE, required=False)
+        if (message := messages[name]) is None
+        else ProbeRow(name, "passed", message, required=True)
+        for name in ALWAYS_REQUIRED
+    ]
 
 
 def _ask(session: _Session, name: str) -> ProbeRow:
@@ -283,21 +293,21 @@ def _ask(session: _Session, name: str) -> ProbeRow:
     state: Literal["passed", "failed", "skipped"] = "passed"
     try:
         if name.startswith(TEMPLATE_PREFIX):
-            words = _template(session, name.removeprefix(TEMPLATE_PREFIX))
+            message = _template(session, name.removeprefix(TEMPLATE_PREFIX))
         else:
-            words = _ROWS[name](session)
+            message = _ROWS[name](session)
     except _Skip as skip:
-        state, words = "skipped", str(skip)
-    except _Fail as fail:
-        state, words = "failed", str(fail)
+        state, message = "skipped", str(skip)
+    except (_Fail, Unanswered) as fail:
+        state, message = "failed", str(fail)
     except httpx2.TimeoutException:
-        state, words = "failed", "it did not answer in time"
+        state, message = "failed", "it did not answer in time"
     except httpx2.HTTPError as error:
-        state, words = "failed", f"it stopped answering ({error or type(error).__name__})"
-    except (ValueError, KeyError, IndexError, TypeError) as error:
-        state, words = "failed", f"its answer has another form ({type(error).__name__}: {error})"
+        state, message = "failed", f"it stopped answering ({error or type(error).__name__})"
+    except UNREADABLE as error:
+        state, message = "failed", f"its answer has another form ({type(error).__name__}: {error})"
     ms = int((time.monotonic() - began) * MILLI)
-    return ProbeRow(name, state, words, required=name in session.required, ms=ms)
+    return ProbeRow(name, state, message, required=name in session.required, ms=ms)
 
 
 def template_request(row: str) -> dict[str, Any]:
@@ -309,12 +319,14 @@ def template_request(row: str) -> dict[str, Any]:
 
 def _template(session: _Session, row: str) -> str:
     session.chats()
-    if row == "image" and "--mmproj" not in session.launch.argv:
+    rendering = session.launch.questions.rendering
+    if rendering is None:
+        raise _Skip(NOT_APPLICABLE)
+    if row == "image" and not session.launch.expect.capabilities.images:
         raise _Skip("the engine has no projector")
-    answer = session.post("/apply-template", template_request(row), TEMPLATE_S)
-    prompt = str(answer["prompt"])
-    problem = problem_of(row, prompt)
-    if problem:
+    body = rendering.body(template_request(row))
+    prompt = rendering.read(session.post(rendering.path, body, TEMPLATE_S))
+    if problem := problem_of(row, prompt):
         raise _Fail(problem)
     return f"{len(prompt)} characters"
 
@@ -325,8 +337,7 @@ def _stream(session: _Session) -> str:
         "prompt": "Once upon a time",
         "max_tokens": STREAM_TOKENS,
         "temperature": 0,
-        "ignore_eos": True,
-        "cache_prompt": False,
+        **session.launch.questions.full_work,
         "stream": True,
         "stream_options": {"include_usage": True},
     }
@@ -345,7 +356,7 @@ def _stream(session: _Session) -> str:
             if not pieces:
                 session.measured["ttft_ms"] = int((time.monotonic() - began) * MILLI)
             pieces += 1
-    if pieces < 2:  # noqa: PLR2004 (one piece is no stream)
+    if pieces < 2:  # noqa: PLR2004 (one piece is not a stream)
         raise _Fail(f"{STREAM_TOKENS} tokens came in {pieces} pieces")
     if not ended:
         raise _Fail("the stream ended without [DONE]")
@@ -355,34 +366,52 @@ def _stream(session: _Session) -> str:
 
 
 def _reasoning(session: _Session) -> str:
+    """Reasoning in its own field and an answer beside it; then an answer with thinking off."""
     session.chats()
-    argv = session.launch.argv
     wanted = "reasoning" in session.required
-    if not wanted and "--reasoning" not in argv and "--reasoning-format" not in argv:
+    if not wanted and not session.launch.expect.capabilities.reasoning:
         raise _Skip("reasoning is left to the template")
-    body = {
+    question: dict[str, Any] = {
         "messages": [{"role": "user", "content": "What is 17 * 23?"}],
         "max_tokens": REASONING_TOKENS,
     }
-    message = session.post("/v1/chat/completions", body, CHAT_S)["choices"][0]["message"]
+    thought, is_whole = _answer(session, question)
+    if not thought:
+        if wanted:
+            raise _Fail("no reasoning came")
+        raise _Skip("the model did not reason about a small question")
+    message = f"{thought} characters of reasoning in their own field"
+    if not is_whole:
+        message += f", cut off after {REASONING_TOKENS} tokens"
+    off = session.launch.questions.without_thinking
+    if off is not None:
+        still, is_whole = _answer(session, {**question, **off})
+        message += f"; {still or 'none'} with thinking off"
+    if not is_whole:
+        raise _Skip(f"no answer came within {REASONING_TOKENS} tokens")
+    return message
+
+
+def _answer(session: _Session, question: Mapping[str, Any]) -> tuple[int, bool]:
+    """How many characters of reasoning an answer has; whether its text came before the limit."""
+    choice = session.chat(question)
+    message = choice["message"]
     thought, text = message.get("reasoning_content") or "", message.get("content") or ""
-    mark = next((mark for mark in _THINKING_MARKS if mark in text), None)
-    if mark:
+    if mark := next((mark for mark in _THINKING_MARKS if mark in text), None):
         raise _Fail(f"the answer's text holds {mark}")
-    if thought:
-        return f"{len(thought)} characters of reasoning in their own field"
-    if wanted:
-        raise _Fail("no reasoning came")
-    raise _Skip("the model did not reason about a small question")
+    is_whole = bool(text.strip())
+    if not is_whole and choice.get("finish_reason") != "length":
+        raise _Fail(f"the answer is empty, beside {len(thought)} characters of reasoning")
+    return len(thought), is_whole
 
 
 def _tool_call(session: _Session) -> str:
     session.chats()
-    if "--no-jinja" in session.launch.argv:
-        raise _Skip("tools need Jinja, which is off")
-    properties = session.client.get("/props").json()
-    if (properties.get("chat_template_caps") or {}).get("supports_tools") is False:
-        raise _Skip("the chat template knows no tools")
+    if not session.launch.expect.capabilities.tools:
+        raise _Skip("the options switch tools off")
+    takes_tools = session.launch.questions.template_takes_tools
+    if takes_tools is not None and not session.client.ask(takes_tools):
+        raise _Skip("the chat template has no tools")
     body = {
         "messages": [{"role": "user", "content": "What is 17 * 23? Use the tool."}],
         "tools": [_TOOL],
@@ -390,7 +419,7 @@ def _tool_call(session: _Session) -> str:
         "temperature": 0,
         "max_tokens": TOOL_TOKENS,
     }
-    message = session.post("/v1/chat/completions", body, CHAT_S)["choices"][0]["message"]
+    message = session.chat(body)["message"]
     calls = message.get("tool_calls") or []
     if not calls:
         raise _Fail(f"no tool call came; it said {(message.get('content') or '')[:100]!r}")
@@ -398,28 +427,31 @@ def _tool_call(session: _Session) -> str:
     if function["name"] != "multiply":
         raise _Fail(f"the call names {function['name']}")
     if not isinstance(json.loads(function["arguments"]), dict):
-        raise _Fail("the call's arguments are no JSON object")
+        raise _Fail("the call's arguments are not a JSON object")
     return f"{function['name']}({function['arguments']})"
 
 
 def _speed(session: _Session) -> str:
     session.chats()
+    read = session.launch.questions.speed
+    if read is None:
+        raise _Skip(NOT_APPLICABLE)
     body = {
         "prompt": "The history of the printing press begins " * 8,
         "max_tokens": SPEED_TOKENS,
         "temperature": 0,
-        "ignore_eos": True,
-        "cache_prompt": False,
+        **session.launch.questions.full_work,
     }
-    timings = session.post("/v1/completions", body, CHAT_S)["timings"]
-    generation = int(timings["predicted_per_second"] * MILLI)
-    prompt = int(timings["prompt_per_second"] * MILLI)
-    session.measured["generation_tokens_per_s_milli"] = generation
-    session.measured["prompt_tokens_per_s_milli"] = prompt
-    words = f"{generation / MILLI:.1f} tokens a second, prompt {prompt / MILLI:.1f}"
-    if generation < session.floor_milli:
-        raise _Fail(f"{words}; the floor is {session.floor_milli / MILLI:.1f}")
-    return words
+    speed = read(session.post("/v1/completions", body, CHAT_S))
+    session.measured["generation_tokens_per_s_milli"] = speed.generation_milli
+    session.measured["prompt_tokens_per_s_milli"] = speed.prompt_milli
+    message = (
+        f"{speed.generation_milli / MILLI:.1f} tokens a second, "
+        f"prompt {speed.prompt_milli / MILLI:.1f}"
+    )
+    if speed.generation_milli < session.floor_milli:
+        raise _Fail(f"{message}; the floor is {session.floor_milli / MILLI:.1f}")
+    return message
 
 
 _ROWS: Mapping[str, Callable[[_Session], str]] = {
@@ -428,12 +460,3 @@ _ROWS: Mapping[str, Callable[[_Session], str]] = {
     "tool-call": _tool_call,
     "speed": _speed,
 }
-
-
-def _refusal(answer: httpx2.Response) -> str:
-    """The engine's own words for a refusal."""
-    try:
-        message = str(answer.json()["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        message = answer.text
-    return f"{answer.status_code}: {message.strip()[:500]}"

@@ -1,49 +1,41 @@
 """Proof that a started engine is what it should be, before anything is routed to it.
 
-A healthy answer on the right port is no proof: it may come from an older engine, or from one whose
-authentication is off. So: the engine's process must own the listening socket, a wrong secret must
-be refused, the right one must show the planned alias, model file and context, and a tiny
-completion must come back with text. 503 means loading; an ended process is a failure at once, told
-with its last log lines.
+A healthy answer on the right port is not a proof: it may come from an older engine, or from one
+whose authentication is off. So the engine's processes must own the listening socket, a wrong secret
+must be refused, the right one must show the planned alias, model file and context, and a tiny
+completion must come back with text. What the kind of engine cannot tell is not asked. An engine
+whose process ends fails at once, with the last lines of its log.
 """
 
 from __future__ import annotations
 
-import re
-import secrets
-import ssl
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import httpx2
 
 from mmadmin.core.build.recipe import Json
-from mmadmin.core.engines.protocol import LaunchSpec
+from mmadmin.core.engines.protocol import LaunchSpec, Task
+from mmadmin.core.engines.questions import UNREADABLE, Context
 from mmadmin.core.errors import ProbeFailed, Unreachable
 from mmadmin.core.home import Home
 from mmadmin.core.process_identity import ProcessIdentity
 from mmadmin.host import process_tree
+from mmadmin.host.engine_client import OK, EngineClient, Unanswered
 from mmadmin.host.engine_process import failed_probe, is_listened_on, port_owner
 from mmadmin.host.supervisor import ProgramStatus, Supervisor
 
 POLL_S = 0.02
-"""Between two questions whether it is healthy: each costs a millisecond, a late one the client."""
+"""Between two questions about its health: each costs a millisecond, a late one delays clients."""
 LOOK_S = 0.2
 """Between two looks at its process and port while it loads; these cost ten times as much."""
-ANSWER_S = 10.0
-"""How long a probe question may take."""
 COMPLETION_S = 60.0
 """How long the tiny completion may take; busy processors are slow, dead ones are silent."""
 UNSEEN_LOOKS = 20
 """How many looks in a row an owner of the port may stay unseen before it counts as a stranger."""
-CONTEXT_GRAIN = 256
-"""The server rounds contexts up to a multiple of this."""
-_OK, _UNAUTHORIZED, _LOADING = 200, 401, 503
-_PLAIN = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-"""Engines speak plain HTTP on loopback: reading the authorities of the web would take 25 ms."""
 SIGNALS: Mapping[str, str] = {
     "SIGILL": "the program uses instructions that this CPU does not have",
     "SIGKILL": "killed from outside, often by the kernel for lack of memory",
@@ -82,56 +74,6 @@ def _go_on() -> None:
     return
 
 
-class EngineClient:
-    """Questions to one engine, with its secret or with a wrong one. Close it after use."""
-
-    def __init__(self, launch: LaunchSpec, secret: str) -> None:
-        self._right = {"Authorization": f"Bearer {secret}"}
-        self._http = httpx2.Client(
-            base_url=launch.url,
-            timeout=ANSWER_S,
-            trust_env=False,
-            verify=_PLAIN,
-            limits=httpx2.Limits(max_keepalive_connections=0),
-        )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._http.close()
-
-    def get(self, path: str, *, wrong_secret: bool = False) -> httpx2.Response:
-        """GET with the right secret, or with one that nobody has."""
-        return self._http.get(path, headers=self._headers(wrong=wrong_secret))
-
-    def post(
-        self, path: str, body: Mapping[str, Any], *, timeout_s: float = COMPLETION_S
-    ) -> httpx2.Response:
-        """POST JSON with the right secret."""
-        return self._http.post(path, json=body, headers=self._right, timeout=timeout_s)
-
-    def lines(self, path: str, body: Mapping[str, Any], *, timeout_s: float) -> Iterator[str]:
-        """POST JSON and read the answer's lines as they come; `timeout_s` is for the whole.
-
-        Raises `httpx2.HTTPStatusError` for a refusal and `httpx2.ReadTimeout` at the deadline.
-        """
-        give_up = time.monotonic() + timeout_s
-        with self._http.stream(
-            "POST", path, json=body, headers=self._right, timeout=timeout_s
-        ) as answer:
-            answer.raise_for_status()
-            for line in answer.iter_lines():
-                yield line
-                if time.monotonic() > give_up:
-                    raise httpx2.ReadTimeout("the stream takes too long", request=answer.request)
-
-    def _headers(self, *, wrong: bool) -> dict[str, str]:
-        if wrong:
-            return {"Authorization": f"Bearer {secrets.token_hex(32)}"}
-        return self._right
-
-
 def wait_ready(
     home: Home,
     uid: str,
@@ -144,27 +86,27 @@ def wait_ready(
 ) -> Ready:
     """Wait until the engine has proved itself. Blocking; changes nothing; may be called again.
 
-    `deadline_s` defaults to the launch's own. `check` is called at every turn and may raise to
-    end the wait. Raises `ProbeFailed` with `details["probe"]` and the last log lines.
+    `deadline_s` defaults to the launch's own. `check` is called before each look and may
+    raise to end the wait. Raises `ProbeFailed` with `details["probe"]` and the last log lines.
     """
     began = time.monotonic()
     give_up = began + (launch.load_deadline_s if deadline_s is None else deadline_s)
     watch = _Watch(home, uid)
-    told, look_at = "", began
+    reported, look_at = "", began
     with EngineClient(launch, secret) as client:
         while True:
             check()
-            words = _state(client, launch)
-            if words is None or time.monotonic() >= look_at:
+            state = _state(client, launch)
+            if state is None or time.monotonic() >= look_at:
                 watch.look(launch)
                 look_at = time.monotonic() + LOOK_S
-            if words is None:
+            if state is None:
                 break
             if time.monotonic() > give_up:
-                raise watch.failed("ready", f"it is not ready in time: {words}")
-            if words != told:
-                on_progress(words)
-                told = words
+                raise watch.failed("ready", f"it is not ready in time: {state}")
+            if state != reported:
+                on_progress(state)
+                reported = state
             time.sleep(POLL_S)
         on_progress("answering; proving that it is the right one")
         return _prove(client, launch, watch, time.monotonic() - began)
@@ -177,17 +119,18 @@ def is_loading(launch: LaunchSpec, secret: str) -> bool:
 
 
 def _state(client: EngineClient, launch: LaunchSpec) -> str | None:
-    """What the engine is doing, in words; None = it says that it is healthy."""
+    """What the engine is doing; None = it says that it is healthy."""
+    health = launch.questions.health
     try:
-        answer = client.get(launch.probe.health_path)
+        answer = client.get(health.path)
     except httpx2.TimeoutException:
         return "it does not answer in time"
     except httpx2.HTTPError:
         return STARTING
-    if answer.status_code == _LOADING:
+    if answer.status_code in health.loading:
         return LOADING
-    if answer.status_code != _OK:
-        return f"{launch.probe.health_path} answers {answer.status_code}"
+    if answer.status_code != OK:
+        return f"{health.path} answers {answer.status_code}"
     return None
 
 
@@ -254,34 +197,19 @@ class _Watch:
             else None
         )
 
-    def failed(self, probe: str, words: str) -> ProbeFailed:
+    def failed(self, probe: str, message: str) -> ProbeFailed:
         """The failure, with the log's last lines."""
-        return failed_probe(self._home, self._uid, probe, words)
+        return failed_probe(self._home, self._uid, probe, message)
 
 
 def _prove(client: EngineClient, launch: LaunchSpec, watch: _Watch, after_s: float) -> Ready:
     """Ask the questions that only the right engine answers rightly."""
-    probe = launch.probe
     if watch.owner(launch) is None:
         raise watch.failed("identity", f"its process does not own port {launch.port}")
     try:
-        refused = client.get("/props", wrong_secret=True)
-        if refused.status_code != _UNAUTHORIZED:
-            raise watch.failed(
-                "secret", f"a wrong secret was answered with {refused.status_code} instead of 401"
-            )
-        props = _json(client.get("/props"), "secret", "the right secret", watch)
-        models = _json(client.get(probe.models_path), "identity", probe.models_path, watch)
-        names = [str(row.get("id")) for row in models.get("data", [])]
-        if probe.alias not in names:
-            raise watch.failed("identity", f"it serves {', '.join(names)}, not {probe.alias}")
-        path = str(props.get("model_path", ""))
-        if probe.model_path and path != probe.model_path:
-            raise watch.failed("identity", f"it serves the file {path}, not {probe.model_path}")
-        _check_template(props, launch, watch)
-        context = int(props.get("default_generation_settings", {}).get("n_ctx", 0))
-        slots = int(props.get("total_slots", 0))
-        _check_context(context, slots, launch, watch)
+        _check_secret(client, launch, watch)
+        model_file = _check_identity(client, launch, watch)
+        context = _check_context(client, launch, watch)
         text = tiny_completion(client, launch, timeout_s=COMPLETION_S)
     except httpx2.HTTPError as error:
         raise watch.failed("completion", f"it stopped answering ({error})") from error
@@ -292,59 +220,67 @@ def _prove(client: EngineClient, launch: LaunchSpec, watch: _Watch, after_s: flo
     return Ready(
         process=process,
         ready_after_ms=int(after_s * 1000),
-        alias=probe.alias,
-        model_path=path,
-        context_per_slot=context,
-        slots=slots,
+        alias=launch.expect.alias,
+        model_path=model_file,
+        context_per_slot=context.tokens_per_slot,
+        slots=context.slots,
         completion=text,
     )
 
 
-def _json(answer: httpx2.Response, probe: str, what: str, watch: _Watch) -> dict[str, Any]:
-    if answer.status_code != _OK:
-        raise watch.failed(probe, f"{what} was answered with {answer.status_code}")
-    try:
-        data = answer.json()
-    except ValueError:
-        data = None
-    if not isinstance(data, dict):
-        raise watch.failed(probe, f"{what} was not answered with a JSON object")
-    return data
-
-
-def _check_template(props: Mapping[str, Any], launch: LaunchSpec, watch: _Watch) -> None:
-    """A template that the engine could not parse may be replaced by a default one in silence."""
-    if not launch.probe.template_path:
+def _check_secret(client: EngineClient, launch: LaunchSpec, watch: _Watch) -> None:
+    guarded = launch.questions.guarded
+    if guarded is None:
         return
-    planned = Path(launch.probe.template_path).read_text(encoding="utf-8")
-    if not is_same_template(str(props.get("chat_template", "")), planned):
-        raise watch.failed("identity", "it uses another chat template than the planned one")
+    status = client.get(guarded.path, wrong_secret=True).status_code
+    if status not in guarded.refusals:
+        wanted = " or ".join(map(str, guarded.refusals))
+        raise watch.failed("secret", f"a wrong secret got {status} instead of {wanted}")
+    status = client.get(guarded.path).status_code
+    if status != OK:
+        raise watch.failed("secret", f"the right secret got {status} on {guarded.path}")
 
 
-SWITCHED_OFF = "{%- if false %}"
-CONDITION = r"\{%- if (?:(?!%\}).)*%\}"
+def _check_identity(client: EngineClient, launch: LaunchSpec, watch: _Watch) -> str:
+    """Refuse another model or another template; the model file that it names, or empty."""
+    questions, expect = launch.questions, launch.expect
+    try:
+        names = client.ask(questions.served_names)
+        file = client.ask(questions.model_file) if questions.model_file else ""
+        template = None
+        if questions.chat_template and expect.template_path:
+            template = client.ask(questions.chat_template)
+    except Unanswered as error:
+        raise watch.failed("identity", str(error)) from error
+    if expect.alias not in names:
+        raise watch.failed("identity", f"it serves {', '.join(names)}, not {expect.alias}")
+    if file and expect.model_file and file != expect.model_file:
+        raise watch.failed("identity", f"it serves the file {file}, not {expect.model_file}")
+    if template is not None:
+        # A template that an engine cannot parse may be replaced by a default one without a word.
+        planned = Path(expect.template_path).read_text(encoding="utf-8")
+        if not questions.is_same_template(template, planned):
+            raise watch.failed("identity", "it uses another chat template than the planned one")
+    return file
 
 
-def is_same_template(served: str, planned: str) -> bool:
-    """True for the planned text, blanks at its ends and switched-off conditions aside.
-
-    llama-server makes conditions false that it knows to fail in its interpreter, those of Mistral's
-    and of gpt-oss' templates among them (llama.cpp, common/chat.cpp); the rest of the text stays.
-    """
-    kept = served.strip().split(SWITCHED_OFF)
-    return (
-        re.fullmatch(CONDITION.join(map(re.escape, kept)), planned.strip(), re.DOTALL) is not None
-    )
-
-
-def _check_context(context: int, slots: int, launch: LaunchSpec, watch: _Watch) -> None:
-    planned, planned_slots = launch.probe.context_per_slot, launch.probe.slots
-    if planned_slots and slots != planned_slots:
-        raise watch.failed("context", f"it has {slots} slots, planned were {planned_slots}")
-    if planned and not planned <= context < planned + CONTEXT_GRAIN:
+def _check_context(client: EngineClient, launch: LaunchSpec, watch: _Watch) -> Context:
+    """The engine's slots and context; zeros where it does not tell."""
+    questions, expect = launch.questions, launch.expect
+    if questions.context is None:
+        return Context(slots=0, tokens_per_slot=0)
+    try:
+        found = client.ask(questions.context)
+    except Unanswered as error:
+        raise watch.failed("context", str(error)) from error
+    if expect.slots and found.slots != expect.slots:
+        raise watch.failed("context", f"it has {found.slots} slots, planned were {expect.slots}")
+    tokens, planned = found.tokens_per_slot, expect.context_per_slot
+    if planned and not planned <= tokens < planned + questions.context_grain:
         raise watch.failed(
-            "context", f"a slot has {context} tokens of context, planned were {planned}"
+            "context", f"a slot has {tokens} tokens of context, planned were {planned}"
         )
+    return found
 
 
 def tiny_completion(
@@ -355,41 +291,36 @@ def tiny_completion(
     A token may be a part of a character, which is no text yet: then a few are asked for.
     Raises `Unreachable` when the answer is empty, late or an error: healthy is not alive.
     """
-    path, bodies, found = _QUESTIONS[launch.probe.task]
+    task = launch.expect.task
+    path, bodies, found = _TINY[task]
     for body in bodies:
         try:
-            answer = client.post(path, body, timeout_s=timeout_s)
+            answer = client.post(path, {**body, **launch.questions.full_work}, timeout_s=timeout_s)
         except httpx2.TimeoutException as error:
             raise Unreachable(
-                f"a tiny {launch.probe.task} did not come back within {timeout_s:.0f} s",
+                f"a tiny {task} did not come back within {timeout_s:.0f} s",
                 remedy="the engine says that it is healthy but does not work: restart it",
             ) from error
-        if answer.status_code != _OK:
-            raise Unreachable(f"a tiny {launch.probe.task} was answered with {answer.status_code}")
+        if answer.status_code != OK:
+            raise Unreachable(f"a tiny {task} was answered with {answer.status_code}")
         if text := _text(answer, found):
             return text
-    raise Unreachable(f"a tiny {launch.probe.task} came back empty")
+    raise Unreachable(f"a tiny {task} came back empty")
 
 
 def _text(answer: httpx2.Response, found: Callable[[Any], Any]) -> str:
     """What a tiny question brought; empty when it is not in the answer."""
     try:
         return str(found(answer.json()))
-    except (ValueError, KeyError, IndexError, TypeError):
+    except UNREADABLE:
         return ""
 
 
 def _completion(tokens: int) -> Mapping[str, Any]:
-    return {
-        "prompt": _PROMPT,
-        "max_tokens": tokens,
-        "temperature": 0,
-        "ignore_eos": True,
-        "cache_prompt": False,
-    }
+    return {"prompt": _PROMPT, "max_tokens": tokens, "temperature": 0}
 
 
-_QUESTIONS: Mapping[str, tuple[str, Sequence[Mapping[str, Any]], Callable[[Any], Any]]] = {
+_TINY: Mapping[Task, tuple[str, Sequence[Mapping[str, Any]], Callable[[Any], Any]]] = {
     "completion": (
         "/v1/completions",
         (_completion(1), _completion(8)),
@@ -406,4 +337,4 @@ _QUESTIONS: Mapping[str, tuple[str, Sequence[Mapping[str, Any]], Callable[[Any],
         lambda data: f"{len(data['results'])} ranks",
     ),
 }
-"""Path, bodies (the next is asked where one brought nothing) and where the answer lies."""
+"""By task: path, bodies (the next one where one brought nothing) and where the answer lies."""

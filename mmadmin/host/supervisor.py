@@ -100,7 +100,7 @@ class ProgramStatus:
     uptime_s: int
     exit_status: int
     log: Path
-    words: str = ""
+    message: str = ""
     """What supervisord says about a failed start."""
 
 
@@ -220,17 +220,17 @@ class Supervisor:
                 check=False,
                 timeout=START_DEADLINE_S,
             )
-            words = (done.stdout + done.stderr).strip()
+            message = (done.stdout + done.stderr).strip()
             while done.returncode == 0 and time.monotonic() < give_up:
                 if (daemon := self._daemon()) is not None:
                     _write(self._record, json.dumps(daemon.as_json()))
                     return
                 time.sleep(POLL_S)
         except subprocess.TimeoutExpired:
-            words = ""
-        words = words or "it does not answer on its socket"
+            message = ""
+        message = message or "it does not answer on its socket"
         raise Unreachable(
-            f"the supervisor did not start: {words}",
+            f"the supervisor did not start: {message}",
             remedy=f"read {self.home.logs / 'supervisord.log'}",
         )
 
@@ -601,7 +601,7 @@ def _status(row: Mapping[str, Any]) -> ProgramStatus:
         uptime_s=max(now - start, 0) if pid else 0,
         exit_status=int(row["exitstatus"]),
         log=Path(str(row["stdout_logfile"])),
-        words=str(row["spawnerr"]),
+        message=str(row["spawnerr"]),
     )
 
 

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import httpx2
 
@@ -20,18 +19,18 @@ from mmadmin.core.build.recipe import Json
 from mmadmin.core.chat_templates.patches import Renders, conversations, problem_of, render_matrix
 from mmadmin.core.chat_templates.render import BOS
 from mmadmin.core.engines.protocol import LaunchSpec, System
+from mmadmin.core.engines.questions import UNREADABLE
 from mmadmin.core.errors import InvalidModel, Unreachable
 from mmadmin.core.formats.gguf.check import ask
 from mmadmin.core.formats.gguf.shards import find_set
+from mmadmin.host.engine_client import OK, EngineClient, Unanswered
 from mmadmin.host.probe import template_request
-from mmadmin.host.readiness import EngineClient
 from mmadmin.host.toolbox import HostConfig, HostToolbox
 
 ENGINE_S = 30.0
 TOKENS = ("bos_token", "eos_token")
 AROUND = 40
-"""So many characters of a line are shown on both sides of where it differs."""
-_OK = 200
+"""Characters of a line that are shown on both sides of where it differs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +59,7 @@ class _Scratch:
 
 @contextmanager
 def _child() -> Iterator[HostToolbox]:
-    """Hands that can run a limited child and nothing else."""
+    """A toolbox that can run a limited child and nothing else."""
     with tempfile.TemporaryDirectory(prefix="mmadmin-template-") as folder:
         scratch = Path(folder)
         yield HostToolbox(
@@ -100,40 +99,51 @@ def render_in_child(
         return render_matrix(templates, tools, variables)
 
 
-def tokens_of(launch: LaunchSpec, secret: str) -> dict[str, Json]:
-    """The begin and end tokens that a running engine gives its template. Raises `Unreachable`."""
+def tokens_of(launch: LaunchSpec, secret: str) -> Mapping[str, Json]:
+    """The begin and end tokens that a running engine gives its template; empty = it cannot tell.
+
+    Raises `Unreachable`.
+    """
+    question = launch.questions.special_tokens
+    if question is None:
+        return {}
     with EngineClient(launch, secret) as client:
         try:
-            told: Any = client.get("/props").json()
-        except (httpx2.HTTPError, ValueError) as error:
-            raise Unreachable(
-                f"the engine does not answer: {error or type(error).__name__}",
-                remedy="`mm status` says whether it runs",
-            ) from error
-    return {name: str(told[name]) for name in TOKENS if isinstance(told.get(name), str)}
+            return client.ask(question)
+        except (httpx2.HTTPError, Unanswered) as error:
+            raise _silent(error) from error
 
 
-def render_on_engine(launch: LaunchSpec, secret: str) -> Renders:
-    """Every conversation as a running engine renders it. Raises `Unreachable`."""
+def render_on_engine(launch: LaunchSpec, secret: str) -> Renders | None:
+    """Every conversation as a running engine renders it; None = this kind of engine renders none.
+
+    Raises `Unreachable`.
+    """
+    rendering = launch.questions.rendering
+    if rendering is None:
+        return None
     renders: dict[str, dict[str, Json]] = {}
     with EngineClient(launch, secret) as client:
         for row in conversations():
+            body = rendering.body(template_request(row))
             try:
-                answer = client.post("/apply-template", template_request(row), timeout_s=ENGINE_S)
-            except httpx2.HTTPError as error:
-                raise Unreachable(
-                    f"the engine does not answer: {error or type(error).__name__}",
-                    remedy="`mm status` says whether it runs",
-                ) from error
-            data: Any = answer.json()
-            if answer.status_code == _OK:
-                renders[row] = {"output": str(data["prompt"])}
-            else:
-                said = str(data.get("error", {}).get("message", data)).strip()
-                # A refusal of the template comes with its source; what it says is the last line.
-                last = said.splitlines()[-1] if said else f"HTTP {answer.status_code}"
-                renders[row] = {"error": last.removeprefix("Error: ")}
+                answer = client.post(rendering.path, body, timeout_s=ENGINE_S)
+                if answer.status_code == OK:
+                    renders[row] = {"output": rendering.read(answer.text)}
+                    continue
+            except (httpx2.HTTPError, *UNREADABLE) as error:
+                raise _silent(error) from error
+            # A refusal of the template may quote its source; the reason is in the last line.
+            last = (client.message(answer) or f"HTTP {answer.status_code}").splitlines()[-1]
+            renders[row] = {"error": last.removeprefix("Error: ")}
     return renders
+
+
+def _silent(error: Exception) -> Unreachable:
+    return Unreachable(
+        f"the engine does not answer: {error or type(error).__name__}",
+        remedy="`mm status` says whether it runs",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,16 +152,16 @@ class MatrixRow:
 
     conversation: str
     ok: bool
-    words: str
+    message: str
     """What is wrong, or how long the prompt is."""
     text: str
     """The prompt, the engine's where there is one; empty when it failed."""
     difference: str = ""
-    """The first line that differs, in words; empty = none, or nothing to compare with."""
+    """The first line that differs; empty = none, or nothing to compare with."""
 
 
 def matrix(child: Renders, engine: Renders | None = None, *, bos: str = BOS) -> list[MatrixRow]:
-    """The rows of a template; the engine's word counts where there is one.
+    """The rows of a template; where there is an engine, its rendering decides.
 
     `bos` is the begin token that the child rendered with.
     """
@@ -165,12 +175,12 @@ def _row(
     difference = _difference(child, engine, bos) if engine is not None else ""
     if "error" in decisive:
         return MatrixRow(
-            name, ok=False, words=str(decisive["error"]), text="", difference=difference
+            name, ok=False, message=str(decisive["error"]), text="", difference=difference
         )
     text = str(decisive["output"])
     problem = problem_of(name, text)
-    words = problem or f"{len(text)} characters"
-    return MatrixRow(name, ok=not problem, words=words, text=text, difference=difference)
+    message = problem or f"{len(text)} characters"
+    return MatrixRow(name, ok=not problem, message=message, text=text, difference=difference)
 
 
 def _difference(child: Mapping[str, Json], engine: Mapping[str, Json], bos: str) -> str:

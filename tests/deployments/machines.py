@@ -22,7 +22,8 @@ from deployments.models import Generation, Replica
 from mmadmin.core.build.builder import StepTools
 from mmadmin.core.build.derivation import Derivation
 from mmadmin.core.build.recipe import FixedFile, Json, Params, PathSource, Recipe, Toolbox
-from mmadmin.core.engines.protocol import LaunchSpec, Probe, Seat
+from mmadmin.core.engines.llama_server.questions import QUESTIONS
+from mmadmin.core.engines.protocol import Expectation, LaunchSpec, Seat
 from mmadmin.core.errors import Cancelled, Gated, MmError, ProbeFailed, Unreachable
 from mmadmin.core.fit.described_host import described_host
 from mmadmin.core.fit.facts import HostFacts
@@ -275,12 +276,13 @@ class ToyMachine:
         return [{"index": index, "uuid": f"GPU-{index}"} for index in devices]
 
     def launch(self, generation: Generation, seat: Seat) -> LaunchSpec:
-        probe = Probe("/health", "/v1/models", "smol-chat", 2048, 1)
         return LaunchSpec(
+            engine_kind="llama-server",
             argv=["engine", generation.uid, str(seat.port)],
             env=seat.gpu_environment,
             secret_env="KEY",
-            probe=probe,
+            expect=Expectation("smol-chat", slots=1, context_per_slot=2048),
+            questions=QUESTIONS,
             load_deadline_s=30,
             host=seat.host,
             port=seat.port,

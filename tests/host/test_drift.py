@@ -53,7 +53,7 @@ def look(home, uid, port, system, store):
 
     def found(launch=made, secret=SECRET) -> list[tuple[str, str]]:
         rows = drift(home, uid, launch, system=system, secret=secret, store=store)
-        return [(row.what, row.words) for row in rows]
+        return [(row.what, row.message) for row in rows]
 
     return made, found
 
@@ -83,7 +83,7 @@ def test_another_command_is_told(look):
 
 
 @pytest.mark.parametrize(
-    ("runs", "words"),
+    ("runs", "message"),
     [
         ("engine --port 1 --jinja --temp 0.5", ""),
         ("engine --port 1 --jinja --temp 1.9", "--temp is 1.9, planned was 0.5"),
@@ -94,12 +94,12 @@ def test_another_command_is_told(look):
             "other --port 1 --jinja --temp",
             "the program is other, planned was engine, --temp is without a value, planned was 0.5",
         ),
-        ("engine --jinja --port 1 --temp 0.5", "it has the planned words in another order"),
+        ("engine --jinja --port 1 --temp 0.5", "it has the planned options in another order"),
     ],
 )
-def test_a_command_differs_option_by_option(runs, words):
+def test_a_command_differs_option_by_option(runs, message):
     """Each by its name, with what it is and what was planned."""
-    assert differing(runs.split(), ["engine", "--port", "1", "--jinja", "--temp", "0.5"]) == words
+    assert differing(runs.split(), ["engine", "--port", "1", "--jinja", "--temp", "0.5"]) == message
 
 
 def test_another_secret_or_environment_is_told_without_the_secret(look):
@@ -160,5 +160,5 @@ def test_a_program_that_is_gone_is_told(look, tmp_path):
     """The planned program no longer exists."""
     made, found = look
     planned = replace(made, argv=[str(tmp_path / "gone"), *made.argv[1:]])
-    assert [what for what, _words in found(planned)] == ["command", "program", "launch-file"]
+    assert [what for what, _message in found(planned)] == ["command", "program", "launch-file"]
     assert Path(sys.executable).exists()

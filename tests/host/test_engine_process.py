@@ -22,7 +22,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from mmadmin.core.engines.protocol import LaunchSpec, Probe
+from mmadmin.core.engines.llama_server.questions import QUESTIONS, is_same_template
+from mmadmin.core.engines.protocol import Expectation, LaunchSpec
 from mmadmin.core.errors import (
     Cancelled,
     Conflict,
@@ -34,7 +35,7 @@ from mmadmin.core.errors import (
 from mmadmin.core.home import Home
 from mmadmin.core.process_identity import ProcessIdentity
 from mmadmin.host import engine_process, launch
-from mmadmin.host.readiness import is_loading, is_same_template, wait_ready
+from mmadmin.host.readiness import is_loading, wait_ready
 from mmadmin.host.supervisor import ProgramSpec, Supervisor
 from mmadmin.host.termination import end_processes
 from tests.support.ports import free_port, free_ports
@@ -74,17 +75,12 @@ def stub(port: int, **plan) -> LaunchSpec:
     """The launch of a stub engine with some faults."""
     full = {"alias": "model", "model": "/m.gguf", "context": 4096, "slots": 2, **plan}
     return LaunchSpec(
+        engine_kind="llama-server",
         argv=[sys.executable, str(STUB), str(port), json.dumps(full)],
         env={},
         secret_env="LLAMA_API_KEY",
-        probe=Probe(
-            health_path="/health",
-            models_path="/v1/models",
-            alias="model",
-            context_per_slot=4096,
-            slots=2,
-            model_path="/m.gguf",
-        ),
+        expect=Expectation(alias="model", slots=2, context_per_slot=4096, model_file="/m.gguf"),
+        questions=QUESTIONS,
         load_deadline_s=PATIENCE_S,
         port=port,
     )
@@ -314,7 +310,7 @@ def test_a_default_template_in_place_of_the_planned_one_is_refused(home, uid, po
     template = tmp_path / "chat_template.jinja"
     template.write_text("{{ messages[0].content }}\n")
     made = stub(port, template="{{ messages[0].content }}")
-    made = replace(made, probe=replace(made.probe, template_path=str(template)))
+    made = replace(made, expect=replace(made.expect, template_path=str(template)))
     engine_process.start(home, uid, made, SECRET)
     wait_ready(home, uid, made, SECRET)
     template.write_text("{{ other }}")
@@ -362,8 +358,9 @@ def test_an_end_waits_for_the_gpu_memory_of_a_worker(home, uid, port, monkeypatc
     wait_for("its child", lambda: psutil.Process(process.pid).children())
     child = psutil.Process(process.pid).children()[0].pid
     held = iter([{child: 1 << 30}, {child: 1 << 30}, {1: 1 << 30}])
-    monkeypatch.setattr(engine_process, "gpu_processes", lambda: next(held))
-    engine_process.stop(home, uid, port=port, term_s=1)
+    with monkeypatch.context() as patched:
+        patched.setattr(engine_process, "gpu_processes", lambda: next(held))
+        engine_process.stop(home, uid, port=port, term_s=1)
     assert next(held, None) is None
 
 

@@ -58,9 +58,9 @@ def states(report: ProbeReport) -> dict[str, str]:
     return {row.name: row.state for row in report.rows}
 
 
-def words(report: ProbeReport, name: str) -> str:
+def message(report: ProbeReport, name: str) -> str:
     """What a row says."""
-    return next(row.words for row in report.rows if row.name == name)
+    return next(row.message for row in report.rows if row.name == name)
 
 
 def test_a_good_engine_passes_every_row(engine):
@@ -69,7 +69,7 @@ def test_a_good_engine_passes_every_row(engine):
     assert [row.name for row in report.rows] == list(PROBE_ROWS)
     skipped = {name for name, state in states(report).items() if state == "skipped"}
     assert skipped == {"template.image", "reasoning"}
-    assert "projector" in words(report, "template.image")
+    assert "projector" in message(report, "template.image")
     assert set(states(report).values()) == {"passed", "skipped"}
     assert report.measured["generation_tokens_per_s_milli"] == 100_500
     assert report.measured["load_ms"] == 3000
@@ -94,7 +94,7 @@ def test_the_template_rows_are_the_matrix():
         ({"strict": True}, "template.effort-bogus", "500"),
         ({"broken_tools": True}, "template.tools", "braces"),
         ({"arguments": "{"}, "tool-call", "another form"),
-        ({"arguments": "[]"}, "tool-call", "no JSON object"),
+        ({"arguments": "[]"}, "tool-call", "not a JSON object"),
         ({"talks": True}, "tool-call", "no tool call came; it said 'Well.'"),
         ({"pieces": 1}, "stream", "in 1 pieces"),
         ({"no_usage": True}, "stream", "told no usage"),
@@ -107,7 +107,7 @@ def test_a_row_fails_in_words_and_refuses_only_where_it_is_required(engine, plan
     made = engine(**plan)
     report = run_probes(made, SECRET, READY)
     assert states(report)[row] == "failed"
-    assert said in words(report, row)
+    assert said in message(report, row)
     require(report)
     with pytest.raises(ProbeFailed, match=row) as refused:
         require(run_probes(made, SECRET, READY, required=[row]))
@@ -125,21 +125,22 @@ def test_a_strict_template_still_passes_what_it_allows(engine):
 def test_a_template_without_tools_is_not_asked_for_calls(engine):
     """The engine knows what its template can do."""
     report = run_probes(engine(no_tools=True), SECRET, READY)
-    assert words(report, "tool-call") == "the chat template knows no tools"
+    assert message(report, "tool-call") == "the chat template has no tools"
 
 
 def test_reasoning_must_be_in_its_own_field(engine):
     """Tags in the text mean that the format was not understood."""
     made = engine(leaks=True)
     report = run_probes(made, SECRET, READY, required=["reasoning"])
-    assert "<think>" in words(report, "reasoning")
+    assert "<think>" in message(report, "reasoning")
     assert [row.name for row in report.refused] == ["reasoning"]
 
 
 def test_reasoning_is_asked_where_the_options_speak_of_it(engine):
     """A deployment that sets --reasoning wants to know."""
     made = engine()
-    made = replace(made, argv=[*made.argv, "--reasoning", "on"])
+    capabilities = replace(made.expect.capabilities, reasoning=True)
+    made = replace(made, expect=replace(made.expect, capabilities=capabilities))
     assert states(run_probes(made, SECRET, READY))["reasoning"] == "passed"
 
 
@@ -150,7 +151,7 @@ def test_a_speed_floor_is_against_the_parent(engine):
     floor = floor_of(50, parent)
     assert floor == 4500
     report = run_probes(made, SECRET, READY, required=["speed"], slowest_milli=floor)
-    assert "the floor is 4.5" in words(report, "speed")
+    assert "the floor is 4.5" in message(report, "speed")
     assert states(run_probes(made, SECRET, READY, slowest_milli=4000))["speed"] == "passed"
     assert floor_of(50, None) == floor_of(0, parent) == 0
 
@@ -158,7 +159,7 @@ def test_a_speed_floor_is_against_the_parent(engine):
 def test_an_engine_for_embeddings_is_not_asked_to_chat(engine):
     """Its rows are skipped, and say why."""
     made = engine()
-    made = replace(made, probe=replace(made.probe, task="embedding"))
+    made = replace(made, expect=replace(made.expect, task="embedding"))
     found = states(run_probes(made, SECRET, READY))
     assert {found[name] for name in found if name not in ALWAYS_REQUIRED} == {"skipped"}
 
@@ -233,12 +234,14 @@ def test_clients_come_before_what_is_left_to_ask(engine):
     whole = ask_rest(made, SECRET, brief, may_generate=lambda: False)
     rows = {row["name"]: row for row in whole["rows"]}
     assert (
-        rows["tool-call"]["words"] == rows["reasoning"]["words"] == "its clients needed the engine"
+        rows["tool-call"]["message"]
+        == rows["reasoning"]["message"]
+        == "its clients needed the engine"
     )
     assert rows["template.plain"]["state"] == "passed"
     dead = ask_rest(replace(made, port=1), SECRET, brief, may_generate=lambda: True)
     rows = {row["name"]: row for row in dead["rows"]}
-    assert "stopped answering" in rows["template.plain"]["words"]
+    assert "stopped answering" in rows["template.plain"]["message"]
     assert dead["ok"] is True
 
 
@@ -248,8 +251,8 @@ def test_work_is_told_by_a_mark_that_moves(engine, tmp_path):
     idle = {"id": 0, "is_processing": False}
     busy = {"id": 1, "is_processing": True, "id_task": 7, "next_token": [{"n_decoded": 3}]}
     made = engine(work=str(told))
-    assert work(made, SECRET) is None, "an engine whose launch names no place for it"
-    made = replace(made, probe=replace(made.probe, work_path="/slots"))
+    without = replace(made, questions=replace(made.questions, progress=None))
+    assert work(without, SECRET) is None, "a kind of engine that does not tell"
     told.write_text(json.dumps([idle, {**idle, "id": 1}]))
     assert work(made, SECRET) == ""
     told.write_text(json.dumps([idle, busy]))

@@ -19,8 +19,9 @@ from mmadmin.core.errors import ProbeFailed
 from mmadmin.core.home import Home
 from mmadmin.host import engine_process
 from mmadmin.host.drift import drift
+from mmadmin.host.engine_client import EngineClient
 from mmadmin.host.probe import liveness, require, run_probes, work
-from mmadmin.host.readiness import EngineClient, wait_ready
+from mmadmin.host.readiness import wait_ready
 from mmadmin.host.supervisor import Supervisor
 from tests.support.ports import free_port
 
@@ -30,7 +31,7 @@ SECRET = "canary-real-31b7"
 PATIENCE_S = 120
 OPTION_NAMES = re.compile(r"(?:--?[A-Za-z0-9][\w.-]*(?:,\s*|\s|$))+")
 """What a line of the server's help begins with."""
-GOLDEN = Path(__file__).parents[1] / "core" / "engines" / "golden"
+GOLDEN = Path(__file__).parents[1] / "core" / "engines" / "llama_server" / "golden"
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +141,7 @@ def test_a_context_that_the_engine_caps_is_refused(home, system):
     """Asked for more than the model was trained with, behind the checks' back."""
     made = launch(system, slots=1)
     argv = [word if word != "4096" else "16384" for word in made.argv]
-    made = replace(made, argv=argv, probe=replace(made.probe, context_per_slot=16384))
+    made = replace(made, argv=argv, expect=replace(made.expect, context_per_slot=16384))
     engine_process.start(home, "capped", made, SECRET)
     with pytest.raises(ProbeFailed, match="8192 tokens of context, planned were 16384"):
         wait_ready(home, "capped", made, SECRET)

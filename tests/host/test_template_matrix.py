@@ -51,7 +51,7 @@ def test_every_conversation_is_rendered_in_a_child():
     assert set(renders["good"]) == set(conversations())
     rows = {row.conversation: row for row in matrix(renders["strict"])}
     assert rows["plain"].ok
-    assert "refused by the template: no" in rows["effort-low"].words
+    assert "refused by the template: no" in rows["effort-low"].message
     assert not any(row.ok for row in matrix(renders["broken"]))
 
 
@@ -63,7 +63,7 @@ def test_a_template_that_reaches_out_or_for_everything_is_a_row_in_words():
         "calls": "{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}" + GOOD,
     }
     renders = render_in_child(hostile)
-    words = {name: matrix(renders[name])[0].words for name in hostile}
+    words = {name: matrix(renders[name])[0].message for name in hostile}
     assert "unsafe" in words["reaches"]
     assert words["eats"] == "it needs more memory than a conversation may take"
     assert words["calls"] == "it calls itself without an end"

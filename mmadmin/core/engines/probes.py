@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from mmadmin.core.build.recipe import Json
 
-REPORT_FORMAT = 1
+REPORT_FORMAT = 2
 TEMPLATE_PREFIX = "template."
 ALWAYS_REQUIRED: tuple[str, ...] = ("identity", "secret", "context", "completion")
 
@@ -23,7 +23,7 @@ GENERATING: tuple[str, ...] = ("reasoning", "tool-call")
 
 PROBE_ROWS: Mapping[str, str] = {
     "identity": "the process owns its port, and alias and model file are this generation's",
-    "secret": "a wrong secret is refused with 401",
+    "secret": "a wrong secret is refused",
     "context": "the context of a slot is as planned",
     "completion": "a tiny completion comes back with text",
     "stream": "a streamed completion arrives in pieces and ends with usage",
@@ -54,7 +54,7 @@ class ProbeRow:
 
     name: str
     state: Literal["passed", "failed", "skipped"]
-    words: str
+    message: str
     """What was seen, or why it was not asked."""
     required: bool
     ms: int = 0
@@ -85,3 +85,17 @@ class ProbeReport:
             "measured": dict(self.measured),
             "process": dict(self.process),
         }
+
+
+def report_rows(report: Mapping[str, Any] | None) -> list[ProbeRow]:
+    """The rows of a stored report; format 1 calls a message `words`."""
+    return [
+        ProbeRow(
+            name=str(row["name"]),
+            state=row["state"],
+            message=str(row.get("message", row.get("words", ""))),
+            required=bool(row.get("required")),
+            ms=int(row.get("ms") or 0),
+        )
+        for row in (report or {}).get("rows", [])
+    ]

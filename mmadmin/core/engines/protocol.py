@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from mmadmin.core.build.recipe import Json
+from mmadmin.core.engines.questions import Questions
 from mmadmin.core.fit.estimate import MemoryModel
 from mmadmin.core.spec.fields import Field
 
@@ -60,6 +61,8 @@ class Seat:
     """GPU indices, in the driver's order; empty = none of them, None = all that are visible."""
     uuids: Sequence[str] = ()
     """Their UUIDs, in the same order; empty = not known."""
+    scratch: str = ""
+    """A private folder that lasts as long as the replica; empty = the command is not run."""
 
     @property
     def gpu_environment(self) -> Mapping[str, str]:
@@ -71,35 +74,47 @@ class Seat:
         return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(visible)}
 
 
-@dataclass(frozen=True, slots=True)
-class Probe:
-    """How to learn that a replica is what it should be."""
+Task = Literal["completion", "embedding", "rerank"]
 
-    health_path: str
-    models_path: str
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What clients may ask of a replica."""
+
+    images: bool = False
+    tools: bool = True
+    reasoning: bool = False
+    """Its options ask for reasoning in a field of the answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """What a replica must show before it serves."""
+
     alias: str
-    context_per_slot: int
+    task: Task = "completion"
+    slots: int = 0
+    """Requests at once; 0 = not checked."""
+    context_per_slot: int = 0
     """Tokens; 0 = not checked."""
-    slots: int
-    model_path: str = ""
-    """The model file that the engine must say it serves; empty = not checked."""
+    model_file: str = ""
+    """The model file that the engine must name; empty = not checked."""
     template_path: str = ""
-    """The chat template file whose text the engine must say it uses; empty = not checked."""
-    work_path: str = ""
-    """Where it tells how far its requests are; empty = it does not."""
-    task: Literal["completion", "embedding", "rerank"] = "completion"
-    """What it is for, and what the last probe asks."""
+    """The file with the chat template that the engine must use; empty = not checked."""
+    capabilities: Capabilities = Capabilities()
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchSpec:
     """Everything a supervisor needs to start a replica. Holds no secret."""
 
+    engine_kind: str
     argv: Sequence[str]
     env: Mapping[str, str]
     secret_env: str
     """Name of the environment variable that carries the replica's secret."""
-    probe: Probe
+    expect: Expectation
+    questions: Questions
     load_deadline_s: int
     """Scaled with the model's size."""
     host: str = "127.0.0.1"
@@ -120,6 +135,7 @@ class Engine(Protocol):
     fields: Sequence[Field]
     """The fields of a spec's `[serve]` table."""
     memory: MemoryModel
+    questions: Questions
     binary: str
     """The program inside the engine object, relative: `bin/llama-server`."""
     targets: Sequence[str]
@@ -141,5 +157,5 @@ class Engine(Protocol):
         ...
 
     def launch(self, system: System, seat: Seat) -> LaunchSpec:
-        """argv, environment, probe: data only."""
+        """The command, its environment and what to expect of it: data only."""
         ...

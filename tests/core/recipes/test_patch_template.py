@@ -15,9 +15,9 @@ from mmadmin.core.build.recipe import Json
 from mmadmin.core.canonical import parse
 from mmadmin.core.chat_templates import patches as templates_room
 from mmadmin.core.chat_templates.patches import PatchFails, conversations
+from mmadmin.core.engines.llama_server.questions import is_same_template
 from mmadmin.core.errors import InvalidDerivation
 from mmadmin.core.recipes.patch_template import OUTPUT, RECIPE, rendering_of
-from mmadmin.host.readiness import is_same_template
 from tests.support.engine import EngineStore
 from tests.support.server import running_server
 from tests.support.tools import attempt

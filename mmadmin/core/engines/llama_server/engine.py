@@ -22,11 +22,13 @@ from mmadmin.core.engines.llama_server.options import (
     option_text,
     read_options,
 )
+from mmadmin.core.engines.llama_server.questions import QUESTIONS
 from mmadmin.core.engines.protocol import (
+    Capabilities,
     Engine,
+    Expectation,
     LaunchSpec,
     ModelFacts,
-    Probe,
     Seat,
     System,
 )
@@ -48,6 +50,7 @@ class LlamaServer:
     kind = "llama-server"
     fields: Sequence[Field] = FIELDS
     memory: MemoryModel = MEMORY
+    questions = QUESTIONS
     binary = "bin/llama-server"
     targets: Sequence[str] = ("llama-server", "llama-gguf-split", "llama-quantize")
 
@@ -122,25 +125,42 @@ class LlamaServer:
             argv += _flag_argument(name, flag_value)
         size = system.facts.size_bytes if system.facts else 0
         return LaunchSpec(
+            engine_kind=self.kind,
             argv=argv,
             env=seat.gpu_environment,
             secret_env="LLAMA_API_KEY",  # noqa: S106 (the variable's name)
-            probe=Probe(
-                health_path="/health",
-                models_path="/v1/models",
+            expect=Expectation(
                 alias=system.alias,
-                context_per_slot=options.context,
-                slots=options.slots,
-                model_path=str(system.model),
-                template_path=str(system.template or ""),
-                work_path="/slots",
                 task=options.task,
+                slots=options.slots,
+                context_per_slot=_context_per_slot(system, options),
+                model_file=str(system.model),
+                template_path=str(system.template or ""),
+                capabilities=_capabilities(system, options),
             ),
+            questions=self.questions,
             load_deadline_s=LOAD_SECONDS + size // SLOWEST_DISK,
             host=seat.host,
             port=seat.port,
             help_argv=(argv[0], "--help"),
         )
+
+
+def _context_per_slot(system: System, options: LlamaOptions) -> int:
+    """The context that the server shows for a slot: all of a unified cache, if the model can."""
+    if not options.kv_unified:
+        return options.context
+    whole = options.context * options.slots
+    trained = system.facts.context_length if system.facts else 0
+    return min(whole, trained) if trained else whole
+
+
+def _capabilities(system: System, options: LlamaOptions) -> Capabilities:
+    return Capabilities(
+        images=system.mmproj is not None,
+        tools=options.jinja is not False,
+        reasoning=options.reasoning is not None or options.reasoning_format is not None,
+    )
 
 
 def _check_split(options: LlamaOptions) -> None:

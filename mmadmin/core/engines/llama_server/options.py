@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 from mmadmin.core.build.recipe import Json
 from mmadmin.core.engines.llama_server.fields import FIELDS
 from mmadmin.core.engines.llama_server.run_shape import RunShape
+from mmadmin.core.engines.protocol import Task
 from mmadmin.core.spec.fields import Field, decimal_text, refuse_unknown
 
 BATCH = 2048
@@ -72,7 +73,7 @@ class LlamaOptions:
     """Further options of the server by their long names."""
 
     @property
-    def task(self) -> Literal["completion", "embedding", "rerank"]:
+    def task(self) -> Task:
         """What the server is for."""
         if self.embeddings:
             return "embedding"

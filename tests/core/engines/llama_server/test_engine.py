@@ -80,7 +80,7 @@ def test_the_v100_deployment_has_the_seeds_command():
     assert made.argv == ["/store/engine/bin/llama-server", *shlex.split(SEED)[1:]]
     assert made.secret_env == "LLAMA_API_KEY"
     assert made.env == {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": "0,1,2,3"}
-    assert made.probe.context_per_slot == 65536
+    assert made.expect.context_per_slot == 65536
     assert 600 < made.load_deadline_s < 3600
 
 
@@ -94,8 +94,8 @@ def test_argv_is_as_golden(path):
     made = launch(options, seat=seat, system=replace(SYSTEM, **parts))
     assert made.argv == case["argv"]
     assert made.env == case.get("env", {})
-    assert made.probe.context_per_slot == case["context_per_slot"]
-    assert made.probe.task == case.get("task", "completion")
+    assert made.expect.context_per_slot == case["context_per_slot"]
+    assert made.expect.task == case.get("task", "completion")
 
 
 def test_every_named_field_stands_in_a_golden_file():

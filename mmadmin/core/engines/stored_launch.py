@@ -1,0 +1,49 @@
+"""A launch as JSON: the record of what a replica was started with.
+
+The record is read back instead of computed anew, so that an engine is compared with the command it
+was started with, whatever a later version of mmadmin would make of its generation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
+from typing import Any
+
+from mmadmin.core import catalog
+from mmadmin.core.build.recipe import Json
+from mmadmin.core.engines.protocol import Capabilities, Expectation, LaunchSpec
+
+
+def launch_as_json(launch: LaunchSpec) -> dict[str, Json]:
+    """All of a launch but the questions, which belong to the kind of engine."""
+    return {
+        "engine_kind": launch.engine_kind,
+        "argv": list(launch.argv),
+        "env": dict(launch.env),
+        "secret_env": launch.secret_env,
+        "expect": asdict(launch.expect),
+        "load_deadline_s": launch.load_deadline_s,
+        "host": launch.host,
+        "port": launch.port,
+        "help_argv": list(launch.help_argv),
+    }
+
+
+def launch_from_json(record: Mapping[str, Any], planned: Callable[[], LaunchSpec]) -> LaunchSpec:
+    """The launch of a record.
+
+    `planned` gives what the present version would launch: a record of version 0.1 holds only the
+    command and its environment, and an empty one belongs to a replica that never started.
+    Raises `InvalidSpec` when this installation does not have the kind of engine.
+    """
+    if "engine_kind" not in record:
+        command = {name: record[name] for name in ("argv", "env") if name in record}
+        return replace(planned(), **command)
+    expect = dict(record["expect"])
+    capabilities = Capabilities(**expect.pop("capabilities"))
+    return LaunchSpec(
+        **{name: value for name, value in record.items() if name != "expect"},
+        expect=Expectation(**expect, capabilities=capabilities),
+        questions=catalog.engine(record["engine_kind"]).questions,
+    )
