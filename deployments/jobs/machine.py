@@ -88,6 +88,7 @@ class Machine:
 
     def goal(self, spec: Spec, lock: Lock, facts: HostFacts) -> Derivation:
         """The system's derivation."""
+        fit.check_engine(spec, facts)
         return assemble(spec, lock, facts)
 
     def recipe(self, kind: str) -> Recipe:

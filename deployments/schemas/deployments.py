@@ -110,6 +110,9 @@ class ReplicaOut(Schema):
     context_per_slot: int
     state: str
     pid: int | None
+    devices: list[int] | None = Field(
+        description="The GPUs that it was given; null = every GPU of its host."
+    )
     trial: int | None = Field(description="The trial that it belongs to; null = it serves clients.")
 
     @classmethod
@@ -124,6 +127,7 @@ class ReplicaOut(Schema):
             context_per_slot=row.context_per_slot,
             state=row.state,
             pid=row.pid,
+            devices=row.gpu_indices,
             trial=row.trial_id,
         )
 

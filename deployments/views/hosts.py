@@ -115,9 +115,10 @@ def _card(gpu: dict[str, Any], by_pid: dict[int, str]) -> Memory:
     total, free = int(gpu["memory_total_bytes"]), int(gpu["memory_free_bytes"])
     parts: list[tuple[str, int, str]] = []
     for process in gpu.get("processes") or []:
-        name = by_pid.get(process["pid"], f"pid {process['pid']}")
-        css = COLOURS[len(parts) % len(COLOURS)] if process["pid"] in by_pid else "other"
-        parts.append((name, int(process["memory_bytes"]), css))
+        family = (process["pid"], *process.get("ancestors", ()))
+        name = next((by_pid[pid] for pid in family if pid in by_pid), "")
+        css = COLOURS[len(parts) % len(COLOURS)] if name else "other"
+        parts.append((name or f"pid {process['pid']}", int(process["memory_bytes"]), css))
     rest = total - free - sum(size for _, size, _ in parts)
     if rest > 0:
         parts.append(("driver and others", rest, "other"))

@@ -79,9 +79,12 @@ def goal_of(spec: Spec, lock: Lock, home: Home) -> Derivation:
     """The system's derivation for this machine."""
     from mmadmin.core.spec.assemble import assemble
     from mmadmin.host.facts import host_facts
+    from mmadmin.host.fit import check_engine
 
     home.store.mkdir(parents=True, exist_ok=True)
-    return assemble(spec, lock, host_facts(home.store))
+    facts = host_facts(home.store)
+    check_engine(spec, facts)
+    return assemble(spec, lock, facts)
 
 
 def plan(file: SpecFile, *, as_json: JsonFlag = False) -> None:

@@ -37,8 +37,9 @@ from mmadmin.core.fit.placement import (
     Running,
     Wanted,
     place,
+    with_host,
 )
-from mmadmin.core.fit.rules import version_of
+from mmadmin.core.fit.rules import Case, judge, version_of
 from mmadmin.core.formats.gguf.header import TENSOR_TYPES, read_header
 from mmadmin.core.formats.gguf.sets import GgufSet, RepoFile, group, select, sibling
 from mmadmin.core.formats.gguf.shape import ModelShape, shape_of_headers
@@ -174,23 +175,38 @@ def wanted_of(
     overruled: Mapping[str, str] | None = None,
 ) -> Wanted:
     """What shall be placed, from a deployment file and its model's shape."""
-    engine = catalog.engine(spec.engine.kind)
-    case = engine.memory.case(
-        shape,
-        spec.serve,
-        engine_version=version_of(spec.engine.package.partition("==")[2]),
-        architectures=spec.engine.cuda_architectures,
+    memory = catalog.engine(spec.engine.kind).memory
+    engine = _engine_case(spec)
+    case = replace(
+        memory.case(shape, spec.serve),
+        engine_version=engine.engine_version,
+        built_for=engine.built_for,
     )
     return Wanted(
-        engine.memory,
+        memory,
         shape,
         spec.serve,
         case,
-        on_gpus=engine.memory.uses_gpus(spec.serve) and spec.engine.backend != "cpu",
+        on_gpus=_on_gpus(spec),
         attachment_bytes=projector_bytes,
         devices=spec.devices,
         overruled={**spec.activation.overrule, **(overruled or {})},
     )
+
+
+def _engine_case(spec: Spec) -> Case:
+    """What the rules may know before the model's header is read."""
+    return Case(
+        engine=spec.engine.kind,
+        engine_version=version_of(spec.engine.package.partition("==")[2]),
+        built_for=spec.engine.cuda_architectures,
+    )
+
+
+def _on_gpus(spec: Spec) -> bool:
+    """False when options or build keep everything off the GPUs."""
+    memory = catalog.engine(spec.engine.kind).memory
+    return memory.uses_gpus(spec.serve) and spec.engine.backend != "cpu"
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,6 +249,19 @@ def before_download(
     for candidate in answer.candidates:
         messages += [f"warning: {one.message} ({one.remedy})" for one in candidate.warnings]
     return Forecast(tuple(messages), rows)
+
+
+def check_engine(spec: Spec, facts: HostFacts) -> None:
+    """Raise `DoesNotFit` when rules refuse the engine on every kind of the host's GPUs.
+
+    It needs no header, so that it comes before a download and before hours of compiling.
+    """
+    engine = _engine_case(spec)
+    kinds = {gpu.architecture: gpu for gpu in facts.gpus} if _on_gpus(spec) else {}
+    verdicts = [judge(with_host(engine, facts, [gpu])) for gpu in kinds.values()]
+    if verdicts and all(verdict.refusals for verdict in verdicts):
+        first = verdicts[0].refusals[0]
+        raise DoesNotFit(first.message, remedy=first.remedy, rules=[first.rule])
 
 
 def _refuse_for_good(refusal: Refusal, facts: HostFacts) -> None:

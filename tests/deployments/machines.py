@@ -266,8 +266,10 @@ class ToyMachine:
 
     def _footprints(self, generation: Generation, facts: HostFacts) -> Sequence[Footprint]:
         asked = parse_spec(generation.spec_toml).devices
-        known = everywhere(footprints_from_json(generation.needs), facts)
-        return [one for one in known if not asked or one.devices == asked]
+        known = footprints_from_json(generation.needs)
+        if asked:
+            return [one.on(asked) for one in known if len(one.devices) == len(asked)]
+        return everywhere(known, facts)
 
     def gpus(self, generation: Generation) -> list[dict[str, Json]] | None:
         if told("host") is None:

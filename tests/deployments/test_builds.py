@@ -483,7 +483,7 @@ def test_a_database_that_goes_away_ends_nothing(people: People, monkeypatch) -> 
     generation, build = deployed(people)
     real = machines.ToyMachine.describe
 
-    def gone(self: object, system: str) -> object:
+    def gone(self: object, system: str, spec: object) -> object:
         raise OperationalError("server closed the connection unexpectedly")
 
     monkeypatch.setattr(machines.ToyMachine, "describe", gone)

@@ -213,7 +213,7 @@ def test_a_roll_back_is_foreseen(operator: Client) -> None:
     Replica.objects.exclude(trial=None).delete()
     html = markup(operator.get(f"/deployments/{NAME}/generations/2/rollback/"))
     assert "GPU 0 is short of 17.0 GiB" in html
-    assert f"{NAME}/5 comes back by itself" in html
+    assert f"{NAME}/5 comes back" in html
     assert "New requests wait about <strong>1 min 21 s</strong>" in html
     Host.objects.update(facts={})
     html = markup(operator.get(f"/deployments/{NAME}/generations/2/rollback/"))

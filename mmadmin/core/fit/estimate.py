@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from mmadmin.core.build.recipe import Json
 from mmadmin.core.fit.facts import GpuFacts
-from mmadmin.core.fit.rules import Case, Version
+from mmadmin.core.fit.rules import Case
 
 MIB = 1024 * 1024
 HOST = -1
@@ -180,15 +180,8 @@ class MemoryModel(Protocol):
         """The number of GPUs that the options fix; None = any number."""
         ...
 
-    def case(
-        self,
-        header: Any,
-        options: Any,
-        *,
-        engine_version: Version | None = None,
-        architectures: Sequence[int] = (),
-    ) -> Case:
-        """Engine, model and options for the rules; `architectures` are what it is built for."""
+    def case(self, header: Any, options: Any) -> Case:
+        """Model and options for the rules."""
         ...
 
     def measured_buffers(self, lines: Iterable[str]) -> Mapping[int, Mapping[str, int]]:

@@ -227,7 +227,7 @@ def _named(devices: Sequence[int], facts: HostFacts) -> tuple[GpuFacts, ...]:
 
 
 def _on_devices(wanted: Wanted, host: HostView, gpus: Sequence[GpuFacts]) -> Candidate | Refusal:
-    case = _with_host(wanted.case, host.facts, gpus)
+    case = with_host(wanted.case, host.facts, gpus)
     verdict = judge(case, wanted.overruled)
     if verdict.refusals:
         first = verdict.refusals[0]
@@ -327,7 +327,7 @@ def _too_large(wanted: Wanted, host: HostView, gpus: Sequence[GpuFacts], made: E
     return Refusal(host.name, reason, remedy, estimate=made, suggestions=tuple(found))
 
 
-def _with_host(case: Case, facts: HostFacts, gpus: Sequence[GpuFacts]) -> Case:
+def with_host(case: Case, facts: HostFacts, gpus: Sequence[GpuFacts]) -> Case:
     """The case with the host's part filled in."""
     return replace(
         case,
@@ -479,7 +479,7 @@ def seats(
     for chosen in dict.fromkeys(indices):
         gpus = [gpu for gpu in after.gpus if gpu.index in chosen]
         gpus.sort(key=lambda gpu: chosen.index(gpu.index))
-        verdict = judge(_with_host(wanted.case, facts, gpus), wanted.overruled)
+        verdict = judge(with_host(wanted.case, facts, gpus), wanted.overruled)
         try:
             if verdict.refusals:
                 first = verdict.refusals[0]

@@ -169,7 +169,7 @@ def judge(
             rule=rule.name,
             severity=rule.severity,
             message=rule.message.format(**_values(case)),
-            remedy=rule.remedy,
+            remedy=rule.remedy.format(**_values(case)),
             source=rule.source,
             overruled=reasons.get(rule.name, ""),
         )
@@ -218,6 +218,9 @@ def _values(case: Case) -> dict[str, str]:
         "tp": str(case.tensor_parallel),
         "heads": str(case.heads),
         "group": str(case.group_size),
+        "built": ", ".join(f"{number // 10}.{number % 10}" for number in sorted(case.built_for)),
+        "driver": ".".join(str(n) for n in case.driver or ()),
+        "needed": ".".join(str(n) for n in _least_driver(case.cuda or ())),
     }
 
 
@@ -236,6 +239,14 @@ def version_of(text: str) -> Version | None:
 
 def _below(case: Case, architecture: int) -> bool:
     return case.oldest is not None and case.oldest < architecture
+
+
+LEAST_DRIVER: Mapping[int, Version] = {11: (450, 80), 12: (525, 60), 13: (580, 65)}
+"""The oldest driver that runs programs of a CUDA major version."""
+
+
+def _least_driver(cuda: Version) -> Version:
+    return LEAST_DRIVER.get(cuda[0], ()) if cuda else ()
 
 
 def _release(version: Version | None, *prefixes: Version) -> bool:
@@ -372,6 +383,24 @@ RULES: tuple[Rule, ...] = (
         "install a CUDA 12 toolkit (12.8 is known to work) beside it",
         "CUDA 13 release notes: Maxwell, Pascal and Volta are removed",
         lambda c: c.cuda is not None and c.cuda >= (13,) and _below(c, TURING),
+    ),
+    Rule(
+        "engine-not-built-for-the-gpu",
+        "refuse",
+        "the engine is built for compute capability {built}; the GPU has {sm}",
+        "add the GPU's architecture to engine.cuda_architectures, or leave that out",
+        "CUDA programming guide: code runs on the architecture it is built for and on later ones",
+        lambda c: (
+            bool(c.built_for) and any(min(c.built_for) > number for number in c.architectures)
+        ),
+    ),
+    Rule(
+        "driver-older-than-toolkit",
+        "refuse",
+        "the NVIDIA driver {driver} is too old for engines built with CUDA {cuda}",
+        "install driver {needed} or later, or an earlier CUDA toolkit",
+        "CUDA compatibility guide: the least driver of each CUDA major version",
+        lambda c: c.driver is not None and c.cuda is not None and c.driver < _least_driver(c.cuda),
     ),
     Rule(
         "bfloat16-needs-sm80",

@@ -61,6 +61,14 @@ CASES: dict[str, tuple[Case, Case]] = {
         replace(VLLM, model_architecture="mistral3", engine_version=(0, 26, 1), eager=True),
     ),
     "cuda13-has-no-volta": (replace(LLAMA, cuda=(13, 0)), replace(LLAMA, cuda=(12, 8))),
+    "engine-not-built-for-the-gpu": (
+        replace(LLAMA, built_for=(80, 90), architectures=V100),
+        replace(LLAMA, built_for=(80,), architectures=(86,)),
+    ),
+    "driver-older-than-toolkit": (
+        replace(LLAMA, driver=(470, 82, 1), cuda=(12, 8)),
+        replace(LLAMA, driver=(550, 54, 15), cuda=(12, 8)),
+    ),
     "bfloat16-needs-sm80": (
         replace(VLLM, compute_type="bfloat16", architectures=V100),
         replace(VLLM, compute_type="float16", architectures=V100),

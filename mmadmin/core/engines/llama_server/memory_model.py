@@ -9,7 +9,7 @@ from mmadmin.core.engines.llama_server.memory import predict
 from mmadmin.core.engines.llama_server.options import LlamaOptions
 from mmadmin.core.engines.llama_server.suggest import largest_context, most_slots, suggest
 from mmadmin.core.fit.estimate import Calibration, Device, Estimate, Reach, Room, Suggestion
-from mmadmin.core.fit.rules import Case, Version
+from mmadmin.core.fit.rules import Case
 from mmadmin.core.formats.gguf.shape import ModelShape
 
 
@@ -60,21 +60,12 @@ class LlamaMemory:
         """One GPU for each share of the tensor split."""
         return len(options.run_shape().tensor_split) or None
 
-    def case(
-        self,
-        header: ModelShape,
-        options: LlamaOptions,
-        *,
-        engine_version: Version | None = None,
-        architectures: Sequence[int] = (),
-    ) -> Case:
+    def case(self, header: ModelShape, options: LlamaOptions) -> Case:
         """What the rules need to know of a GGUF deployment."""
         run = options.run_shape()
         context = run.context or header.context_train
         return Case(
             engine="llama-server",
-            engine_version=engine_version,
-            built_for=tuple(architectures),
             model_format="gguf",
             model_architecture=header.architecture,
             weight_types=frozenset(weight.type for weight in header.weights),

@@ -103,6 +103,10 @@ BERTS = frozenset({"bert", "jina-bert-v3", "nomic-bert-moe"})
 RECURRENT_PERIODS = {"qwen3next": 4, "qwen35": 4, "qwen35moe": 4}
 
 
+LAYER_LIMIT = 4096
+"""No model has more layers; a file that says so would cost memory for each."""
+
+
 @dataclass(frozen=True, slots=True)
 class ModelShape:
     """Dimensions of a model. Per-layer values are tuples over all layers of the file."""
@@ -191,6 +195,12 @@ def shape_of(metadata: Mapping[str, Value], tables: Sequence[Sequence[TensorRow]
     names = frozenset(weight.name for weight in weights)
     embedding = read.number(f"{arch}.embedding_length")
     total = read.number(f"{arch}.block_count")
+    drafts = read.number(f"{arch}.nextn_predict_layers", 0)
+    if not 0 <= drafts < total <= LAYER_LIMIT:
+        raise InvalidModel(
+            f"the model's header says {arch}.block_count = {total}, {drafts} of them for drafts",
+            remedy=f"take another file: a model has 1 to {LAYER_LIMIT} layers",
+        )
     heads = read.layered(f"{arch}.attention.head_count", total, default=0)
     kv_heads = read.layered(f"{arch}.attention.head_count_kv", total, default=heads)
     head_size = embedding // heads[0] if heads and heads[0] else 0
@@ -203,7 +213,7 @@ def shape_of(metadata: Mapping[str, Value], tables: Sequence[Sequence[TensorRow]
     recurrent = _recurrent_layers(read, arch, total, kv_heads)
     return ModelShape(
         architecture=arch,
-        layers=total - read.number(f"{arch}.nextn_predict_layers", 0),
+        layers=total - drafts,
         embedding=embedding,
         vocabulary=_vocabulary(weights, read, arch),
         context_train=read.number(f"{arch}.context_length", 0),

@@ -264,10 +264,19 @@ def test_the_memory_model_is_the_prediction() -> None:
     assert reach.most_slots == most_slots(shape, SEED, [V100] * 4, Room())
 
 
+LLAMA_HEADER = {"general.architecture": "llama", "llama.embedding_length": 64}
+
+
 def test_a_header_without_dimensions_is_refused() -> None:
     """A file that is no model says so by the missing key."""
     with pytest.raises(InvalidModel, match=r"general\.architecture"):
         shape_of({}, [])
+    for layers in (0, -5, 20_000_000, 2**32 - 1):
+        with pytest.raises(InvalidModel, match="block_count"):
+            shape_of({**LLAMA_HEADER, "llama.block_count": layers}, [table([])])
+    drafts = {"llama.block_count": 2, "llama.nextn_predict_layers": 2}
+    with pytest.raises(InvalidModel, match="block_count"):
+        shape_of({**LLAMA_HEADER, **drafts}, [table([])])
     with pytest.raises(InvalidModel, match=r"llama\.embedding_length"):
         shape_of({"general.architecture": "llama"}, [table([])])
 
