@@ -27,7 +27,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
-from mmadmin.core.build.builder import RootClaim, realise
+from mmadmin.core.build.builder import GoalRoot, realise
 from mmadmin.core.build.derivation import Derivation
 from mmadmin.core.build.planner import plan
 from mmadmin.core.callbacks import silent
@@ -249,7 +249,7 @@ def build_and_collect(root: Path, after: Callable[[str], None], delay_s: float |
         signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
         signal.setitimer(signal.ITIMER_REAL, delay_s)
     store, shop = Store(root, floor_bytes=0, after=after), Shop()
-    claim = RootClaim("g", "1", "")
+    claim = GoalRoot("g", "1", "")
     for turn in range(3):
         realise(kill_goal(), store, tools_for, Watch(), recipe_of=shop.recipe_of, root=claim)
         store.remove_root("g", "1")

@@ -8,7 +8,6 @@ Effects on the machine go through `Hands`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -30,7 +29,7 @@ from deployments.models import (
     ReplicaState,
     StepState,
 )
-from mmadmin.core.build.builder import RootClaim, StepTools, realise
+from mmadmin.core.build.builder import GoalRoot, StepTools, realise
 from mmadmin.core.build.derivation import Derivation, graph_from_json, graph_to_json, topological
 from mmadmin.core.build.planner import Plan, plan
 from mmadmin.core.build.recipe import Recipe
@@ -106,9 +105,7 @@ class Hands(Protocol):
         """
         ...
 
-    def substituter(
-        self, store: Store, log: Callable[[str], None]
-    ) -> AbstractContextManager[Substituter | None]:
+    def substituter(self, store: Store, log: Callable[[str], None]) -> Substituter | None:
         """What a build asks before it builds: other hosts' stores; None where none is set up."""
         ...
 
@@ -156,8 +153,7 @@ def run(recorder: Recorder[Build], hands: Hands) -> None:
     else:
         goal = hands.goal(spec, lock, facts)
     store = hands.store()
-    with hands.substituter(store, recorder.log) as elsewhere:
-        planned = plan(goal, store, hands.recipe, elsewhere)
+    planned = plan(goal, store, hands.recipe, hands.substituter(store, recorder.log))
     as_json = planned.as_json() | {
         "disk_free_bytes": store.free_bytes(),
         "disk_usable_bytes": store.usable_bytes(),
@@ -281,18 +277,17 @@ def _realise(
         )
 
     try:
-        with hands.substituter(store, recorder.log) as substituter:
-            done = realise(
-                goal,
-                store,
-                tools_for,
-                observer,
-                root=RootClaim("generation", generation.uid, f"generation {generation.uid}"),
-                recipe_of=hands.recipe,
-                host=recorder.job.host.name,
-                substituter=substituter,
-                owner=f"build {recorder.job.pk} of {generation.uid}",
-            )
+        done = realise(
+            goal,
+            store,
+            tools_for,
+            observer,
+            root=GoalRoot("generation", generation.uid, f"generation {generation.uid}"),
+            recipe_of=hands.recipe,
+            host=recorder.job.host.name,
+            substituter=hands.substituter(store, recorder.log),
+            owner=f"build {recorder.job.pk} of {generation.uid}",
+        )
     except LeaseLost:
         raise
     except BaseException:

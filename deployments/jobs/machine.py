@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -47,6 +46,7 @@ from mmadmin.core.store import Staging, Store
 from mmadmin.core.store.substitute import Substituter
 from mmadmin.core.store.verify import require_intact
 from mmadmin.host import engine_process, fit
+from mmadmin.host.binary_caches import configured_substituter
 from mmadmin.host.doctor import Patient, run_checks
 from mmadmin.host.drift import drift
 from mmadmin.host.facts import driver_and_gpus, host_facts
@@ -54,7 +54,6 @@ from mmadmin.host.hub import Hub
 from mmadmin.host.probe import ask_rest, liveness, prove, work
 from mmadmin.host.readiness import is_loading, wait_ready
 from mmadmin.host.resolve import resolve
-from mmadmin.host.substitute import open_substituter
 from mmadmin.host.template_matrix import render_in_child, template_of
 from mmadmin.host.toolbox import HostConfig, HostToolbox
 
@@ -112,11 +111,9 @@ class Machine:
         ]
         return HostView(settings.HOST_NAME, facts, views, fit.calibration_of(self.home))
 
-    def substituter(
-        self, store: Store, log: Callable[[str], None]
-    ) -> AbstractContextManager[Substituter | None]:
+    def substituter(self, store: Store, log: Callable[[str], None]) -> Substituter | None:
         """Other hosts' stores, where `substituters.json` names some."""
-        return open_substituter(self.home, store, report=log)
+        return configured_substituter(self.home, store, report=log)
 
     def describe(self, system: str, spec: Spec) -> Description:
         """What a built system is, for the record."""

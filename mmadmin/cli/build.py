@@ -99,11 +99,10 @@ def plan(file: SpecFile, *, as_json: JsonFlag = False) -> None:
     home = Home.from_env()
     spec = parse_spec(read_spec(file))
     lock = locked(spec, home, quiet=as_json)
-    from mmadmin.host.substitute import open_substituter
+    from mmadmin.host.binary_caches import configured_substituter
 
     goal, store = goal_of(spec, lock, home), Store(home.store)
-    with open_substituter(home, store) as elsewhere:
-        planned = plan_of(goal, store, elsewhere=elsewhere)
+    planned = plan_of(goal, store, elsewhere=configured_substituter(home, store))
     if as_json:
         emit_json({"name": spec.name} | planned.as_json())
         return
@@ -142,7 +141,7 @@ def _show_plan(planned: Plan) -> None:
     console.print(
         f"\n{planned.count('cached')} in the store, {planned.count('build')} to build, "
         f"{planned.count('fetch')} to fetch ({bytes_text(planned.fetch_bytes)})"
-        + (f", {had} to be had from a depot" if had else "")
+        + (f", {had} from a binary cache" if had else "")
     )
 
 
@@ -259,16 +258,16 @@ def build(
 ) -> None:
     """Build a deployment file's system into this machine's store; deploys nothing.
 
-    What is in the store already, or in a depot that is trusted, is not built again. Interrupt it
+    What is in the store already, or in a trusted binary cache, is not built again. Interrupt it
     and run it again: it goes on. With --check everything that was built is built once more and
     compared, to the tensor; ends with 1 on a mismatch. It never repairs.
 
     Example: mm build deployments/catalog/smollm2-135m.toml
     """
-    from mmadmin.core.build.builder import RootClaim, realise
+    from mmadmin.core.build.builder import GoalRoot, realise
     from mmadmin.core.spec.spec import parse_spec
     from mmadmin.core.store import Store
-    from mmadmin.host.substitute import open_substituter
+    from mmadmin.host.binary_caches import configured_substituter
 
     home = Home.from_env()
     spec = parse_spec(read_spec(file))
@@ -279,18 +278,17 @@ def build(
         if check:
             checks = list(_rebuilt(goal, store, home, watcher))
         else:
-            root = RootClaim("build", spec.name, f"last built by mm build {file}")
+            root = GoalRoot("build", spec.name, f"last built by mm build {file}")
             tools = tools_of(home, watcher)
-            with open_substituter(home, store) as elsewhere:
-                done = realise(
-                    goal,
-                    store,
-                    tools,
-                    watcher,
-                    root=root,
-                    substituter=elsewhere,
-                    owner=f"mm build of {spec.name}",
-                )
+            done = realise(
+                goal,
+                store,
+                tools,
+                watcher,
+                root=root,
+                substituter=configured_substituter(home, store),
+                owner=f"mm build of {spec.name}",
+            )
     if check:
         _show_checks(spec.name, checks, as_json=as_json)
         return

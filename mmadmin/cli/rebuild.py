@@ -1,8 +1,8 @@
 """`mm rebuild`: a generation's objects once more, from what was recorded of it.
 
 From the records of this installation its host's worker does it; from an exported history `mm`
-itself, into this machine's store, which may be empty: depots are asked first, sources are fetched
-by their digests, and what comes out must be what it was.
+itself, into this machine's store, which may be empty: binary caches are asked first, sources are
+fetched by their digests, and the output must be the same.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ def rebuild(
 ) -> None:
     """Make a generation's objects again from its record: the same hashes, or an error.
 
-    For one whose objects were let go or damaged, or from an exported history on another machine,
-    whose store may be empty. Depots are asked first; else its pinned sources are fetched and its
-    steps done once more. Its place in the history does not change.
+    For a generation whose objects were collected or damaged, or from an exported history on another
+    machine, whose store may be empty. Binary caches are asked first; otherwise its pinned sources
+    are fetched and its steps run again. Its place in the history does not change.
 
     Example: mm rebuild smollm2-135m 1
     """
@@ -88,16 +88,16 @@ def _from_records(name: str, number: int, *, detach: bool, as_json: bool) -> Non
 
 
 def _from_history(recorded: RecordedGeneration, path: Path, *, as_json: bool) -> None:
-    from mmadmin.core.build.builder import RootClaim, realise
+    from mmadmin.core.build.builder import GoalRoot, realise
     from mmadmin.core.generations.history_file import ELSEWHERE, only_the_same
     from mmadmin.core.store import Store
-    from mmadmin.host.substitute import open_substituter
+    from mmadmin.host.binary_caches import configured_substituter
 
     home = Home.from_env()
     home.store.mkdir(parents=True, exist_ok=True)
     store = Store(home.store)
-    root = RootClaim("build", recorded.uid, f"made again by mm rebuild {path} {recorded.number}")
-    with watching(quiet=as_json) as watcher, open_substituter(home, store) as elsewhere:
+    root = GoalRoot("build", recorded.uid, f"made again by mm rebuild {path} {recorded.number}")
+    with watching(quiet=as_json) as watcher:
         tools = tools_of(home, watcher)
         with only_the_same():
             done = realise(
@@ -106,7 +106,7 @@ def _from_history(recorded: RecordedGeneration, path: Path, *, as_json: bool) ->
                 tools,
                 watcher,
                 root=root,
-                substituter=elsewhere,
+                substituter=configured_substituter(home, store),
                 owner=f"mm rebuild of {recorded.uid}",
             )
     if done.object != recorded.system:

@@ -163,14 +163,14 @@ def repair(
     ] = True,
     as_json: JsonFlag = False,
 ) -> None:
-    """Mend damaged objects: only the bad files are pulled, fetched or built again.
+    """Repair damaged objects: only the bad files are pulled, fetched or built again.
 
     Damaged bytes are kept aside in the store's quarantine folder. Ends with 1 when something
-    could not be mended.
+    could not be repaired.
 
     Example: mm store repair
     """
-    from mmadmin.core.store.repair import repair as mend
+    from mmadmin.core.store.repair import repair as repair_damaged
     from mmadmin.core.store.verify import verify
 
     home = Home.from_env()
@@ -178,12 +178,12 @@ def repair(
     wanted = [resolve_name(store, name) for name in names] if names else None
     with progress_bar("reading", quiet=as_json) as hook:
         found = verify(store, wanted, contents=contents, progress=hook)
-    with repair_sources(store, home) as sources:
-        done = mend(store, found.damaged, sources, report=silent if as_json else _say)
+    sources = repair_sources(store, home)
+    done = repair_damaged(store, found.damaged, sources, report=silent if as_json else _say)
     if as_json:
         emit_json(done.as_json())
     else:
-        console.print(f"{len(done.mended)} mended, {len(done.failed)} could not be mended")
+        console.print(f"{len(done.repaired)} repaired, {len(done.failed)} could not be repaired")
     if done.failed:
         raise typer.Exit(1)
 
@@ -192,12 +192,11 @@ def _say(line: str) -> None:
     console.print(escape(line))
 
 
-@contextmanager
-def repair_sources(store: Store, home: Home) -> Iterator[list[BlobSource]]:
-    """Where damaged files are got from: the configured depots first, then their own step."""
+def repair_sources(store: Store, home: Home) -> list[BlobSource]:
+    """Where damaged files are got from: the configured binary caches first, then their own step."""
     from mmadmin.core.build.rebuild import Rebuild
-    from mmadmin.core.store.depot import DepotSource
-    from mmadmin.host.substitute import open_depots
+    from mmadmin.core.store.binary_cache import CacheSource
+    from mmadmin.host.binary_caches import configured_caches
     from mmadmin.host.toolbox import HostConfig, HostToolbox
 
     def tools_for(_derivation: Any, staging: Staging, log_path: Path) -> HostToolbox:
@@ -211,8 +210,8 @@ def repair_sources(store: Store, home: Home) -> Iterator[list[BlobSource]]:
             config=config,
         )
 
-    with open_depots(home) as (depots, _):
-        yield [*(DepotSource(depot) for depot in depots), Rebuild(store, tools_for)]
+    caches, _ = configured_caches(home)
+    return [*(CacheSource(cache) for cache in caches), Rebuild(store, tools_for)]
 
 
 def reindex(*, as_json: JsonFlag = False) -> None:

@@ -17,17 +17,17 @@ from mmadmin.core.errors import InvalidInput, NotFound
 from mmadmin.core.home import Home
 
 if TYPE_CHECKING:
-    from mmadmin.core.store.claims import SigningKey
+    from mmadmin.core.store.attestations import SigningKey
 
 
-DepotAddress = Annotated[
-    str, typer.Argument(help="A folder, or s3://BUCKET/PREFIX.", metavar="DEPOT")
+CacheAddress = Annotated[
+    str, typer.Argument(help="A folder, or s3://BUCKET/PREFIX.", metavar="CACHE")
 ]
 
 
 def signing_key(home: Home) -> SigningKey | None:
     """The key of this store, if it was made."""
-    from mmadmin.core.store.claims import SigningKey
+    from mmadmin.core.store.attestations import SigningKey
 
     try:
         return SigningKey.from_text((home.secrets / "store_key").read_text(encoding="utf-8"))
@@ -48,7 +48,7 @@ def key(
 
     Example: mm store key team-gpu-1
     """
-    from mmadmin.core.store.claims import SigningKey
+    from mmadmin.core.store.attestations import SigningKey
 
     home = Home.from_env()
     found = signing_key(home)
@@ -72,25 +72,25 @@ def key(
 
 
 def push(
-    depot: DepotAddress,
+    cache: CacheAddress,
     names: Annotated[
         list[str], typer.Argument(help="Objects, with all they need.", metavar="OBJECT")
     ],
     *,
     as_json: JsonFlag = False,
 ) -> None:
-    """Put objects, with all they need, into a folder or a bucket that other stores can pull from.
+    """Push objects, with everything they need, to a binary cache (a folder or a bucket).
 
-    Signed with this store's key, if it has one (mm store key). Goes on where it was interrupted.
+    Signed with this store's key, if it has one (mm store key). An interrupted push resumes.
 
-    Example: mm store push /mnt/share/depot smollm2-135m
+    Example: mm store push /mnt/share/cache smollm2-135m
     """
     from mmadmin.core.store.push import push as push_to
-    from mmadmin.host.substitute import writable_depot_at
+    from mmadmin.host.binary_caches import writable_cache_at
 
     home = Home.from_env()
     store = open_store()
-    target = writable_depot_at(depot)
+    target = writable_cache_at(cache)
     signer = signing_key(home)
     wanted = [resolve_name(store, name) for name in names]
     with progress_bar("pushing", quiet=as_json) as hook:
@@ -99,54 +99,56 @@ def push(
         emit_json(
             {
                 "objects": done.objects,
-                "claims": done.claims,
+                "signatures": done.attestations,
                 "blobs": done.blobs,
                 "sent_bytes": done.sent_bytes,
                 "signed_by": signer.name if signer else None,
             }
         )
         return
-    words = f"signed by {signer.name}" if signer else "not signed: others must know the names"
+    message = f"signed by {signer.name}" if signer else "unsigned: others must pull by name"
     console.print(
-        f"{counted(done.objects, 'object')} and {counted(done.claims, 'claim')} there, "
+        f"{counted(done.objects, 'object')} and {counted(done.attestations, 'signed step')} there, "
         f"{counted(done.blobs, 'file')} sent "
-        f"({bytes_text(done.sent_bytes)}), {escape(words)}"
+        f"({bytes_text(done.sent_bytes)}), {escape(message)}"
     )
 
 
 def pull(
     name: Annotated[str, typer.Argument(help="The full name of an object.", metavar="OBJECT")],
-    depot: Annotated[
-        str, typer.Option("--from", help="Another depot than the configured ones.")
+    cache: Annotated[
+        str,
+        typer.Option("--from", help="A cache to use instead of the configured ones."),
     ] = "",
     *,
     as_json: JsonFlag = False,
 ) -> None:
-    """Get an object, with all it needs, from the configured depots or from another.
+    """Get an object, with all it needs, from the configured binary caches or another one.
 
-    Example: mm store pull 3f1c…-smollm2-135m --from https://depot.example.org
+    Example: mm store pull 3f1c…-smollm2-135m --from https://cache.example.org
     """
+    from mmadmin.core.store.attestations import Trust
     from mmadmin.core.store.substitute import Substituter
-    from mmadmin.host.substitute import open_depots
+    from mmadmin.host.binary_caches import cache_at, configured_caches
 
     home = Home.from_env()
     store = open_store()
+    caches, trust = ([cache_at(cache)], Trust({})) if cache else configured_caches(home)
     with (
-        open_depots(home, depot) as (depots, trust),
         progress_bar("pulling", quiet=as_json) as hook,
         store.lease("pull") as lease,
     ):
-        if not depots:
+        if not caches:
             raise NotFound(
-                "no depot is configured",
+                "no binary cache is configured",
                 remedy="write MM_HOME/substituters.json (see docs/store.md), or use --from",
             )
         substituter = Substituter(
-            store, depots, trust, hook, lambda line: errors.print(escape(line), style="dim")
+            store, caches, trust, hook, lambda line: errors.print(escape(line), style="dim")
         )
         if not substituter.pull(name, lease):
-            asked = ", ".join(one.label for one in depots)
-            raise NotFound(f"{name} could not be had whole from {asked}")
+            asked = ", ".join(one.label for one in caches)
+            raise NotFound(f"{name} is not complete in {asked}")
         store.add_root("pulled", name, name, "pulled by hand")
     if as_json:
         emit_json({"name": name, "path": str(store.object_path(name))})
@@ -213,15 +215,15 @@ def serve(
 
     Example: mm store serve --host 0.0.0.0
     """
-    from mmadmin.host.substitute import serve as serve_store
+    from mmadmin.host.store_server import serve as serve_store
 
     home = Home.from_env()
     signer = signing_key(home)
     store_root: Path = home.store
     open_store().close()
     with serve_store(store_root, (host, port), signer=signer) as server:
-        words = f"signing as {signer.name}" if signer else "without a key: no claims"
-        console.print(f"http://{host}:{server.server_address[1]}  [dim]{escape(words)}[/]")
+        message = f"signing as {signer.name}" if signer else "without a key: unsigned"
+        console.print(f"http://{host}:{server.server_address[1]}  [dim]{escape(message)}[/]")
         try:
             server.serve_forever()
         except KeyboardInterrupt:

@@ -125,7 +125,7 @@ SECTIONS: dict[str, tuple[Variable, ...]] = {
         Variable("HF_ENDPOINT", "another model hub", "huggingface.co", remembered=False),
         Variable("HF_TOKEN", "token for gated repositories", "", remembered=False),
     ),
-    "Depots in buckets": (
+    "Binary caches in buckets": (
         Variable("AWS_ACCESS_KEY_ID", "who asks", "the machine's role", remembered=False),
         Variable("AWS_SECRET_ACCESS_KEY", "the secret of that", "", remembered=False),
         Variable("AWS_SESSION_TOKEN", "of credentials for a time", "", remembered=False),

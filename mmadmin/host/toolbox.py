@@ -277,7 +277,7 @@ class HostToolbox:
         fetcher.bring(source, to, sha256, size)
 
     def reserve(self, size_bytes: int) -> None:
-        """Claim room on the store's disk; raises `DiskFull`."""
+        """Attestation room on the store's disk; raises `DiskFull`."""
         self._check()
         self._planned += size_bytes
         self.staging.reserve(size_bytes)

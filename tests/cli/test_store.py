@@ -14,7 +14,7 @@ from mmadmin.cli.store import app
 from mmadmin.cli.store_names import bytes_of, resolve_name, seconds_of
 from mmadmin.core.errors import MmError, NotFound
 from mmadmin.core.store import Realisation, Store, StoreObject
-from mmadmin.host.substitute import serve
+from mmadmin.host.store_server import serve
 from tests.core.store.test_verify import flip
 from tests.core.workshop import add, damage
 from tests.host.test_adopt import hub
@@ -109,33 +109,35 @@ def test_collecting(store: Store, model: StoreObject) -> None:
 def test_collecting_leftovers_and_records(store: Store, model: StoreObject) -> None:
     """Both are counted, in words and as data; the age of leftovers is the caller's."""
     (store.layout.logs / "x.log").write_bytes(b"x")
-    store.record(Realisation("1" * 64, "2" * 64, f"{'3' * 64}-gone", inputs=()), only_claimed=True)
+    store.record(
+        Realisation("1" * 64, "2" * 64, f"{'3' * 64}-gone", inputs=()), object_elsewhere=True
+    )
     assert "no leftovers, 1 step record)" in mm("gc", "--dry-run", "--leftovers", "1h")
     would = mm_json("gc", "--dry-run", "--leftovers", "0s")
     assert (would["leftovers"], would["realisations"]) == (1, 1)
     assert mm_json("gc", "--leftovers", "0s")["leftovers"] == 1
-    assert store.claim("1" * 64) is None
+    assert store.realisation_record("1" * 64) is None
 
 
-def test_verify_and_repair_from_a_depot(store: Store, model: StoreObject, tmp_path: Path) -> None:
-    """Damage is found by reading, exits with 1, and is mended from the configured depot."""
-    mm("push", str(tmp_path / "depot"), "system")
+def test_verify_and_repair_from_a_cache(store: Store, model: StoreObject, tmp_path: Path) -> None:
+    """Damage is found by reading, exits with 1, and is repaired from the configured cache."""
+    mm("push", str(tmp_path / "cache"), "system")
     (tmp_path / "home/substituters.json").write_text(
-        json.dumps({"depots": [str(tmp_path / "depot")]})
+        json.dumps({"caches": [str(tmp_path / "cache")]})
     )
     flip(model.path / "m.gguf")
     assert mm_json("verify")["corrupt"] == 0
     assert mm_json("verify", "--contents", status=1)["corrupt"] == 1
     assert "m.gguf has the content" in mm("verify", "model", "--contents", status=1)
     done = mm_json("repair")
-    assert done["mended"] == [model.name]
-    assert done["blobs"][0]["source"] == str(tmp_path / "depot")
+    assert done["repaired"] == [model.name]
+    assert done["blobs"][0]["source"] == str(tmp_path / "cache")
     assert mm_json("verify", "--contents")["corrupt"] == 0
     assert damage(store) == []
 
 
-def test_what_cannot_be_mended_is_a_failure(store: Store, model: StoreObject) -> None:
-    """Without a depot and without the step that made it, repair says so and exits with 1."""
+def test_what_cannot_be_repaired_is_a_failure(store: Store, model: StoreObject) -> None:
+    """Without a cache and without the step that made it, repair says so and exits with 1."""
     flip(model.path / "m.gguf")
     done = mm_json("repair", status=1)
     assert "no source has the right bytes" in done["failed"][0]["reason"]
@@ -177,7 +179,7 @@ def test_pull_from_a_served_store(
     thread.start()
     monkeypatch.setenv("MM_HOME", str(tmp_path / "other"))
     try:
-        with pytest.raises(MmError, match="no depot is configured"):
+        with pytest.raises(MmError, match="no cache is configured"):
             mm("pull", system)
         found = mm_json("pull", system, "--from", f"http://127.0.0.1:{server.server_address[1]}")
     finally:

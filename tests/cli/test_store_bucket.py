@@ -13,7 +13,7 @@ from mmadmin.core.errors import InvalidInput, NotFound
 from mmadmin.core.store import Store, StoreObject
 from tests.cli.test_store import mm, mm_json, model, store
 from tests.core.workshop import damage
-from tests.support.depots import CANARY, s3, s3_depot, s3_endpoint
+from tests.support.caches import CANARY, bucket_cache, s3, s3_endpoint
 
 __all__ = ["model", "s3", "s3_endpoint", "store"]
 
@@ -21,7 +21,7 @@ __all__ = ["model", "s3", "s3_endpoint", "store"]
 @pytest.fixture
 def address(s3: str) -> str:
     """An empty bucket's address."""
-    bucket = s3_depot(s3).writer.bucket  # type: ignore[attr-defined]
+    bucket = bucket_cache(s3).writer.bucket  # type: ignore[attr-defined]
     return f"s3://{bucket.name}/team?endpoint={s3}&region=us-east-1"
 
 
@@ -42,7 +42,7 @@ def test_push_and_pull(
     (system,) = [o.name for o in store.objects() if o.name.endswith("-system")]
     monkeypatch.setenv("MM_HOME", str(tmp_path / "other"))
     (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "substituters.json").write_text(json.dumps({"depots": [address]}))
+    (tmp_path / "other" / "substituters.json").write_text(json.dumps({"caches": [address]}))
     said += mm("pull", system)
     other = Store(tmp_path / "other/store")
     assert other.closure(system) == store.closure(system)
@@ -55,12 +55,12 @@ def test_push_and_pull(
 def test_what_goes_wrong_meanwhile_is_no_data(
     store: Store, model: StoreObject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str
 ) -> None:
-    """A depot that is not there is said on stderr; stdout has one JSON document all the same."""
+    """A cache that is not there is said on stderr; stdout has one JSON document all the same."""
     mm("push", address, "model")
     gone = address.replace("s3://", "s3://no-such-", 1)
     monkeypatch.setenv("MM_HOME", str(tmp_path / "other"))
     (tmp_path / "other").mkdir()
-    (tmp_path / "other/substituters.json").write_text(json.dumps({"depots": [gone, address]}))
+    (tmp_path / "other/substituters.json").write_text(json.dumps({"caches": [gone, address]}))
     done = CliRunner().invoke(app, ["pull", model.name, "--json"])
     assert done.exit_code == 0
     assert json.loads(done.stdout)["name"] == model.name
@@ -72,4 +72,4 @@ def test_what_goes_wrong_meanwhile_is_no_data(
 def test_http_is_not_pushed_to(store: Store, model: StoreObject) -> None:
     """What can be pushed to is said."""
     with pytest.raises(InvalidInput, match="s3://"):
-        mm("push", "https://depot.example.org", "model")
+        mm("push", "https://cache.example.org", "model")

@@ -62,7 +62,7 @@ def elsewhere(site: Installation, folder: Path) -> Installation:
 def test_a_generation_comes_back_on_an_empty_store(
     site: Installation, engine_store: EngineStore, tmp_path: Path
 ) -> None:
-    """From a depot without building, from its sources by building; what is gone is said."""
+    """From a binary cache without building, from its sources by building; what is gone is said."""
     (tmp_path / "sources").mkdir()
     spec = tmp_path / "deployment.toml"
     spec.write_text(named((CATALOG / "smollm2-135m.toml").read_text(encoding="utf-8")))
@@ -82,13 +82,13 @@ def test_a_generation_comes_back_on_an_empty_store(
     }
 
     public = site.run("store", "key", "tests").strip().split()[-1]
-    depot = tmp_path / "depot"
-    site.run("store", "push", str(depot), f"{NAME}/1")
+    cache = tmp_path / "cache"
+    site.run("store", "push", str(cache), f"{NAME}/1")
 
     trusting = elsewhere(site, tmp_path / "trusting")
     trusting.home.root.mkdir()
     (trusting.home.root / "substituters.json").write_text(
-        json.dumps({"depots": [str(depot)], "trusted": [public], "need": 1, "revoked": []})
+        json.dumps({"caches": [str(cache)], "trusted": [public], "need": 1, "revoked": []})
     )
     again = trusting.json("rebuild", str(history), "1")
     assert again["system"] == first["system"]
@@ -108,7 +108,7 @@ def test_a_generation_comes_back_on_an_empty_store(
     (tmp_path / "sources" / "model.gguf").unlink()
     said = refused(lacking, history)
     assert "No such file" in said
-    assert "push it into a depot" in said
+    assert "push it to a binary cache" in said
 
 
 def refused(where: Installation, history: Path) -> str:

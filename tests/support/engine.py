@@ -140,7 +140,7 @@ class EngineStore:
                     copy_object(self.store, store, known.object, lease)
                 record = self.store.realisation(known.resolved_key)
                 if record is not None:
-                    store.record(record, derivation, only_claimed=True)
+                    store.record(record, derivation, object_elsewhere=True)
 
 
 def engine_store() -> EngineStore:

@@ -76,7 +76,7 @@ class Observer(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class RootClaim:
+class GoalRoot:
     """A root to set on the goal before the build's lease ends, so that nothing is collected."""
 
     kind: str
@@ -90,7 +90,7 @@ def realise(
     toolbox_for: ToolsFor,
     observer: Observer,
     *,
-    root: RootClaim | None = None,
+    root: GoalRoot | None = None,
     recipe_of: RecipeOf = catalog.recipe,
     substituter: Substituter | None = None,
     host: str = "",
@@ -172,19 +172,19 @@ def _substitute(
     observer.step_started(derivation, "looked for in other stores")
     if known.elsewhere:
         made_from = _made_from(derivation, outputs)
-        done = substituter.pull_claimed(known.resolved_key, lease, made_from) is not None
+        done = substituter.pull_output(known.resolved_key, lease, made_from) is not None
     else:
         done = substituter.pull(known.object, lease)
     if done:
         found = _there(outputs.store, known.object)
         for step in topological(derivation):  # so that it is found again without asking
-            _write_claim(step, outputs)
+            _write_record(step, outputs)
         outputs.refresh()
         observer.step_built(derivation, found, time.monotonic() - begin)
     return done
 
 
-def _write_claim(derivation: Derivation, outputs: Outputs) -> None:
+def _write_record(derivation: Derivation, outputs: Outputs) -> None:
     known = outputs.of(derivation)
     if known.elsewhere and known.resolved_key and known.object:
         record = Realisation(
@@ -194,7 +194,7 @@ def _write_claim(derivation: Derivation, outputs: Outputs) -> None:
             "substituted",
             inputs=_made_from(derivation, outputs),
         )
-        outputs.store.record(record, derivation, only_claimed=True)
+        outputs.store.record(record, derivation, object_elsewhere=True)
 
 
 def _made_from(derivation: Derivation, outputs: Outputs) -> tuple[str, ...]:

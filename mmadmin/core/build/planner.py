@@ -102,7 +102,7 @@ class Outputs:
                 return Known(None, None, here=False)
             realised[input_name] = output if recipe.refers_to_inputs else output[:64]
         key = derivation.resolved_key(realised)
-        claim = self.store.claim(key)
+        claim = self.store.realisation_record(key)
         if claim is not None and (self.elsewhere is None or self.store.has_object(claim.object)):
             return Known(key, claim.object, self.store.has_object(claim.object))
         there = self.elsewhere.output(key) if self.elsewhere else None

@@ -135,7 +135,7 @@ class Toolbox(Protocol):
         ...
 
     def reserve(self, size_bytes: int) -> None:
-        """Claim room on the store's disk for what the step will write; raises `DiskFull`."""
+        """Attestation room on the store's disk for what the step will write; raises `DiskFull`."""
         ...
 
     def hashed(self, path: Path, sha256: str) -> None:

@@ -82,7 +82,8 @@ def recorded_generation(text: str, number: int, where: str) -> RecordedGeneratio
 
 
 ELSEWHERE = (
-    "what was pinned must come from where it still is: push it into a depot there (mm store push), "
+    "what was pinned must come from where it still is: push it to a binary cache there "
+    "(mm store push), "
     "or take the generation along whole (mm export, mm import)"
 )
 

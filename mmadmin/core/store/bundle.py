@@ -1,6 +1,6 @@
 """A closure on the move: everything that a system needs, in a folder to be carried.
 
-A bundle is a depot (`substitute`) with a `bundle.json` that names the object, how it was made, and
+A bundle is a cache (`substitute`) with a `bundle.json` that names the object, how it was made, and
 what the caller adds (a generation's lock and spec). Whoever imports one by hand vouches for it:
 its content is checked by hash, its records are taken over.
 """
@@ -16,8 +16,8 @@ from mmadmin.core.build.recipe import Json
 from mmadmin.core.callbacks import Progress, Report, silent
 from mmadmin.core.canonical import canonical, parse
 from mmadmin.core.errors import InvalidInput, MmError, NotFound, StoreCorrupt
-from mmadmin.core.store.claims import SigningKey, Trust
-from mmadmin.core.store.depot import Folder
+from mmadmin.core.store.attestations import SigningKey, Trust
+from mmadmin.core.store.binary_cache import FolderCache
 from mmadmin.core.store.layout import check_object_name
 from mmadmin.core.store.push import Pushed, push
 from mmadmin.core.store.records import Realisation, realisation_from_json
@@ -52,7 +52,7 @@ def export_bundle(
     report: Report = silent,
 ) -> Pushed:
     """Write an object with all it needs into a folder; goes on where it was interrupted."""
-    done = push(store, [name], Folder(folder), signer=signer, progress=progress, report=report)
+    done = push(store, [name], FolderCache(folder), signer=signer, progress=progress, report=report)
     records, graph = _history(store, name)
     data = {
         "version": BUNDLE_VERSION,
@@ -61,7 +61,7 @@ def export_bundle(
         "graph": graph,
         "extra": extra,
     }
-    Folder(folder).write(FILE, canonical(data))
+    FolderCache(folder).write(FILE, canonical(data))
     return done
 
 
@@ -103,15 +103,15 @@ def import_bundle(
         goal = graph_from_json(bundle.graph)
         derivations = {d.digest: d for d in topological(goal)}
     with store.lease(f"import of {bundle.object[65:]}") as lease:
-        substituter = Substituter(store, [Folder(folder)], Trust({}), progress, report)
+        substituter = Substituter(store, [FolderCache(folder)], Trust({}), progress, report)
         if not substituter.pull(bundle.object, lease):
             raise StoreCorrupt(
                 f"{folder} does not hold all of {bundle.object[65:]}",
                 remedy="export it again: an interrupted export goes on where it was",
             )
         for record in bundle.records:
-            if store.claim(record.resolved_key) is None:
-                store.record(record, derivations.get(record.derivation), only_claimed=True)
+            if store.realisation_record(record.resolved_key) is None:
+                store.record(record, derivations.get(record.derivation), object_elsewhere=True)
         store.add_root("imported", bundle.object, bundle.object, f"imported from {folder}")
     return bundle
 

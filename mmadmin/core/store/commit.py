@@ -98,7 +98,7 @@ class Commit:
         return replace(here, refs=refs)
 
     def _describe(self, found: StoreObject) -> None:
-        """Record, claim, and the one transaction from which on it counts."""
+        """Record, realisation, and the one transaction from which on it counts."""
         store = self.store
         store.write_record(found)
         store.after("described")

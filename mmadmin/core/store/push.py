@@ -1,4 +1,4 @@
-"""Putting objects into a depot: bytes, then records, then claims."""
+"""Pushing objects to a binary cache: bytes, then records, then attestations."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from dataclasses import dataclass, replace
 from mmadmin.core.callbacks import Progress, Report, silent
 from mmadmin.core.canonical import canonical
 from mmadmin.core.errors import Conflict, NotFound
-from mmadmin.core.store.claims import Claim, SigningKey, claim_from_bytes
-from mmadmin.core.store.depot import (
-    WritableDepot,
+from mmadmin.core.store.attestations import Attestation, SigningKey, attestation_from_bytes
+from mmadmin.core.store.binary_cache import (
+    WritableBinaryCache,
+    attestation_path,
     bytes_path,
-    claim_path,
     record_path,
 )
 from mmadmin.core.store.records import Realisation, StoreObject
-from mmadmin.core.store.several import ALONE_BYTES, Meter, several_at_once
 from mmadmin.core.store.store import Store
+from mmadmin.core.store.transfers import ALONE_BYTES, Meter, several_at_once
 from mmadmin.core.store.tree import Entry
 
 
@@ -26,7 +26,7 @@ class Pushed:
     """What a push did."""
 
     objects: int
-    claims: int
+    attestations: int
     blobs: int
     sent_bytes: int
 
@@ -34,31 +34,31 @@ class Pushed:
 def push(
     store: Store,
     names: Iterable[str],
-    depot: WritableDepot,
+    cache: WritableBinaryCache,
     *,
     signer: SigningKey | None = None,
     progress: Progress = silent,
     report: Report = silent,
 ) -> Pushed:
-    """Put objects with all they need into a depot: blobs, then records, then claims.
+    """Push objects with everything they need: blobs, then records, then attestations.
 
-    What is there already is not sent again, so an interrupted push goes on where it was. Claims
+    What is there already is not sent again, so an interrupted push resumes. Claims
     of the steps that led there go along, so that another store can follow them; without a
-    `signer` no claims are made.
+    `signer` no attestations are made.
     """
     wanted = sorted({name for given in names for name in store.closure(given)})
     with store.lease("push") as lease:
         if gone := store.protect(lease, wanted):
             raise NotFound(f"the store has no object {gone[0]}")
         objects = [_object(store, name) for name in wanted]
-        blobs = _lacking(objects, depot)
-        _send(store, blobs, depot, progress, report)
+        blobs = _lacking(objects, cache)
+        _send(store, blobs, cache, progress, report)
         for found in objects:
             record = canonical(store.record_of(found))
-            if not depot.has(record_path(found.name), len(record)):
-                depot.write(record_path(found.name), record)
-        claims = _push_claims(store, wanted, depot, signer) if signer else 0
-    return Pushed(len(objects), claims, len(blobs), sum(blob.entry.size for blob in blobs))
+            if not cache.has(record_path(found.name), len(record)):
+                cache.write(record_path(found.name), record)
+        attestations = _push_attestations(store, wanted, cache, signer) if signer else 0
+    return Pushed(len(objects), attestations, len(blobs), sum(blob.entry.size for blob in blobs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,19 +69,23 @@ class _Blob:
     owner: StoreObject
 
 
-def _lacking(objects: Iterable[StoreObject], depot: WritableDepot) -> list[_Blob]:
-    """The distinct files that the depot does not have, the largest first."""
+def _lacking(objects: Iterable[StoreObject], cache: WritableBinaryCache) -> list[_Blob]:
+    """The distinct files that the cache does not have, the largest first."""
     blobs = {e.sha256: _Blob(e, found) for found in objects for e in _distinct(found)}
     paths = [bytes_path(sha256) for sha256 in blobs]
     sizes = [blob.entry.size for blob in blobs.values()]
     with several_at_once() as at_once:
-        there = list(at_once.map(depot.has, paths, sizes))
+        there = list(at_once.map(cache.has, paths, sizes))
     lacking = [blob for blob, has in zip(blobs.values(), there, strict=True) if not has]
     return sorted(lacking, key=lambda blob: -blob.entry.size)
 
 
 def _send(
-    store: Store, blobs: Iterable[_Blob], depot: WritableDepot, progress: Progress, report: Report
+    store: Store,
+    blobs: Iterable[_Blob],
+    cache: WritableBinaryCache,
+    progress: Progress,
+    report: Report,
 ) -> None:
     """Large files one after another, small ones several at once."""
     blobs = list(blobs)
@@ -93,7 +97,7 @@ def _send(
         file = store.blob_path(entry.sha256, executable=entry.executable)
         source = file if file.exists() else blob.owner.path / entry.path
         with meter.one() as of_this:
-            depot.put(bytes_path(entry.sha256), source, entry.sha256, of_this)
+            cache.put(bytes_path(entry.sha256), source, entry.sha256, of_this)
 
     for blob in blobs:
         if blob.entry.size > ALONE_BYTES:
@@ -103,8 +107,8 @@ def _send(
             pass
 
 
-def _push_claims(
-    store: Store, names: Iterable[str], depot: WritableDepot, signer: SigningKey
+def _push_attestations(
+    store: Store, names: Iterable[str], cache: WritableBinaryCache, signer: SigningKey
 ) -> int:
     done: set[str] = set()
     todo = [record for name in names for record in store.realisations_of(name)]
@@ -114,18 +118,20 @@ def _push_claims(
             continue
         done.add(record.resolved_key)
         todo.extend(_steps_below(store, record))
-        claim = signer.sign(claim_of(store, record))
-        data = depot.read(claim_path(record.resolved_key))
+        attestation = signer.sign(attestation_of(store, record))
+        data = cache.read(attestation_path(record.resolved_key))
         if data is not None:
-            there = claim_from_bytes(data, record.resolved_key)
-            if not there.says_same(claim):
+            there = attestation_from_bytes(data, record.resolved_key)
+            if not there.same_statement(attestation):
                 raise Conflict(
-                    f"{depot.label} says that {record.object[65:]} came out as "
-                    f"{there.object[:12]}, here it came out as {record.object[:12]}",
+                    f"{cache.label} attests {there.object[:12]} as the output of "
+                    f"{record.object[65:]}, here it is {record.object[:12]}",
                     remedy="the step is not reproducible: compare with `mm build --check`",
                 )
-            claim = replace(claim, signatures={**there.signatures, **claim.signatures})
-        depot.write(claim_path(record.resolved_key), claim.as_bytes())
+            attestation = replace(
+                attestation, signatures={**there.signatures, **attestation.signatures}
+            )
+        cache.write(attestation_path(record.resolved_key), attestation.as_bytes())
     return len(done)
 
 
@@ -139,8 +145,8 @@ def _steps_below(store: Store, record: Realisation) -> list[Realisation]:
     return found
 
 
-def claim_of(store: Store, record: Realisation) -> Claim:
-    """The claim that a record makes, not signed yet."""
+def attestation_of(store: Store, record: Realisation) -> Attestation:
+    """The attestation that a record makes, not signed yet."""
     closure: dict[str, tuple[str, ...]] = {}
     size = 0
     todo = [record.object]
@@ -153,7 +159,7 @@ def claim_of(store: Store, record: Realisation) -> Claim:
             todo.extend(refs)
         if name == record.object and found:
             size = found.size
-    return Claim(record.resolved_key, record.derivation, record.object, size, closure)
+    return Attestation(record.resolved_key, record.derivation, record.object, size, closure)
 
 
 def _object(store: Store, name: str) -> StoreObject:

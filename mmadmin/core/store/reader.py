@@ -77,10 +77,10 @@ class Reader:
 
     def realisation(self, resolved_key: str) -> Realisation | None:
         """What a derivation with this key produced, while the object is there."""
-        found = self.claim(resolved_key)
+        found = self.realisation_record(resolved_key)
         return found if found is not None and self.has_object(found.object) else None
 
-    def claim(self, resolved_key: str) -> Realisation | None:
+    def realisation_record(self, resolved_key: str) -> Realisation | None:
         """What a derivation with this key produced, even when the object was collected."""
         row = self.index.row(
             f"{REALISATION} WHERE resolved_key = ?",

@@ -1,6 +1,6 @@
-"""Mending damaged objects: only the bad files are got again, from wherever a source has them.
+"""Repairing damaged objects: only damaged files are fetched again, from any source that has them.
 
-Damaged bytes are kept aside in `quarantine/`; everything else is put right in place.
+Damaged bytes are moved to `quarantine/`; everything else is corrected in place.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ class BlobSource(Protocol):
 class Repaired:
     """What a repair did."""
 
-    mended: tuple[str, ...]
-    """Names of objects that are whole again."""
+    repaired: tuple[str, ...]
+    """Names of objects that are repaired."""
     blobs: tuple[tuple[str, str], ...]
     """(sha256, where its bytes came from)."""
     failed: tuple[tuple[str, str], ...]
-    """(object name, why it could not be mended)."""
+    """(object name, why it could not be repaired)."""
 
     def as_json(self) -> dict[str, Any]:
         """The result as data."""
         return {
-            "mended": list(self.mended),
+            "repaired": list(self.repaired),
             "blobs": [{"sha256": sha256, "source": source} for sha256, source in self.blobs],
             "failed": [{"name": name, "reason": reason} for name, reason in self.failed],
         }
@@ -68,8 +68,8 @@ def repair(
     *,
     report: Report = silent,
 ) -> Repaired:
-    """Mend objects: only the bad files are got again, everything else is put right in place."""
-    mended: list[str] = []
+    """Repair objects: only damaged files are fetched again, the rest is corrected in place."""
+    repaired: list[str] = []
     blobs: list[tuple[str, str]] = []
     failed: list[tuple[str, str]] = []
     with store.lease("repair") as lease:
@@ -81,7 +81,7 @@ def repair(
             ):
                 work = _Repair(store, staging, found, sources, report, blobs)
                 try:
-                    work.mend({p.path for p in verdict.problems})
+                    work.run({p.path for p in verdict.problems})
                 except MmError as error:
                     failed.append((found.name, error.message))
                     report(f"{found.name}: {error.message}")
@@ -90,9 +90,9 @@ def repair(
             if left:
                 failed.append((found.name, left[0].problems[0].words))
             else:
-                mended.append(found.name)
-                report(f"{found.name}: whole again")
-    return Repaired(tuple(mended), tuple(blobs), tuple(failed))
+                repaired.append(found.name)
+                report(f"{found.name}: repaired")
+    return Repaired(tuple(repaired), tuple(blobs), tuple(failed))
 
 
 @dataclass(slots=True)
@@ -104,8 +104,8 @@ class _Repair:
     report: Report
     blobs: list[tuple[str, str]]
 
-    def mend(self, wrong: set[str]) -> None:
-        """Put right what is wrong; `wrong` are the paths with problems."""
+    def run(self, wrong: set[str]) -> None:
+        """Correct what is wrong; `wrong` are the paths with problems."""
         good: dict[str, Path] = {}
         for entry in self.found.files:
             if entry.kind == "file" and (entry.path in wrong or not self.found.path.is_dir()):
@@ -133,9 +133,9 @@ class _Repair:
                 continue
             if _is_good(fresh, entry):
                 self.blobs.append((entry.sha256, source.label))
-                self.report(f"{entry.path} of {self.found.name}: got again from {source.label}")
+                self.report(f"{entry.path} of {self.found.name}: restored from {source.label}")
                 return self._install(fresh, blob, entry)
-            self.report(f"{source.label} gave other bytes for {entry.path}")
+            self.report(f"{source.label} gave different bytes for {entry.path}")
         raise StoreCorrupt(
             f"no source has the right bytes of {entry.path} ({entry.sha256[:12]}…)",
             remedy="pull it from another store, or build the generation again",

@@ -163,14 +163,14 @@ class Store(Writer):
         realisation: Realisation,
         derivation: Derivation | None = None,
         *,
-        only_claimed: bool = False,
+        object_elsewhere: bool = False,
     ) -> None:
         """Write down that a derivation produced an object that is here.
 
-        `only_claimed`: the object need not be here; a trusted store says so.
+        `object_elsewhere`: the object need not be here; a trusted store says so.
         """
         with file_lock(self.layout.lock("gc"), shared=True):
-            if not only_claimed and not self.has_object(realisation.object):
+            if not object_elsewhere and not self.has_object(realisation.object):
                 raise NotFound(f"the store has no object {realisation.object}")
             self.write_realisation(realisation, derivation)
             self.after("recorded")

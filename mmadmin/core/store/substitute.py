@@ -1,7 +1,7 @@
-"""Reusing what other stores built: asking depots what a step came out as, and getting it.
+"""Reusing what other stores built: asking caches what a step came out as, and getting it.
 
-What is missing in a depot is a miss, never an error. Every byte is checked against the hash that
-it was asked by; that a step produced an object is believed by signature (`claims`).
+What is missing in a cache is a miss, never an error. Every byte is checked against the hash that
+it was asked by; that a step produced an object is believed by signature (`attestations`).
 """
 
 from __future__ import annotations
@@ -19,80 +19,80 @@ from mmadmin.core.errors import (
     SourceUnavailable,
     StoreCorrupt,
 )
-from mmadmin.core.store.claims import Claim, Trust, claim_from_bytes
-from mmadmin.core.store.depot import Depot, bytes_path, claim_path, record_path
+from mmadmin.core.store.attestations import Attestation, Trust, attestation_from_bytes
+from mmadmin.core.store.binary_cache import BinaryCache, attestation_path, bytes_path, record_path
 from mmadmin.core.store.ingest import copy_hashing
 from mmadmin.core.store.locks import Lease
 from mmadmin.core.store.records import Realisation, StoreObject, object_from_record
-from mmadmin.core.store.several import ALONE_BYTES, Meter, several_at_once
 from mmadmin.core.store.staging import Staging
 from mmadmin.core.store.store import Store
+from mmadmin.core.store.transfers import ALONE_BYTES, Meter, several_at_once
 from mmadmin.core.store.tree import Entry
 
 
 @dataclass(slots=True)
 class Substituter:
-    """Answers from depots, in their order, what steps came out as; and gets it."""
+    """Answers from caches, in their order, what steps came out as; and gets it."""
 
     store: Store
-    depots: Sequence[Depot]
+    caches: Sequence[BinaryCache]
     trust: Trust
     progress: Progress = silent
     report: Report = silent
-    _claims: dict[str, Claim | None] = field(default_factory=dict)
+    _attestations: dict[str, Attestation | None] = field(default_factory=dict)
     _down: set[int] = field(default_factory=set)
-    """Places in `depots` of those that did not answer: not asked again by this one."""
+    """Places in `caches` of those that did not answer: not asked again by this one."""
 
-    def _asked(self) -> Iterator[Depot]:
-        return (depot for n, depot in enumerate(self.depots) if n not in self._down)
+    def _asked(self) -> Iterator[BinaryCache]:
+        return (cache for n, cache in enumerate(self.caches) if n not in self._down)
 
-    def _note(self, depot: Depot, error: MmError) -> None:
-        self.report(f"{depot.label}: {error.message}")
+    def _note(self, cache: BinaryCache, error: MmError) -> None:
+        self.report(f"{cache.label}: {error.message}")
         if isinstance(error, SourceUnavailable):
-            self._down.update(n for n, one in enumerate(self.depots) if one is depot)
+            self._down.update(n for n, one in enumerate(self.caches) if one is cache)
 
     def output(self, resolved_key: str) -> str | None:
         """The object that a step produced elsewhere, by enough trusted signatures; else None."""
-        claim = self.claim(resolved_key)
-        return claim.object if claim else None
+        attestation = self.attestation(resolved_key)
+        return attestation.object if attestation else None
 
-    def claim(self, resolved_key: str) -> Claim | None:
-        """The first trusted claim; what is wrong with others is said and passed over."""
-        if resolved_key not in self._claims:
-            self._claims[resolved_key] = self._find_claim(resolved_key)
-        return self._claims[resolved_key]
+    def attestation(self, resolved_key: str) -> Attestation | None:
+        """The first trusted attestation; what is wrong with others is said and passed over."""
+        if resolved_key not in self._attestations:
+            self._attestations[resolved_key] = self._find(resolved_key)
+        return self._attestations[resolved_key]
 
-    def _find_claim(self, resolved_key: str) -> Claim | None:
-        for depot in self._asked():
+    def _find(self, resolved_key: str) -> Attestation | None:
+        for cache in self._asked():
             try:
-                data = depot.read(claim_path(resolved_key))
+                data = cache.read(attestation_path(resolved_key))
                 if data is None:
                     continue
-                claim = claim_from_bytes(data, resolved_key)
-                self.trust.check(claim)
+                attestation = attestation_from_bytes(data, resolved_key)
+                self.trust.check(attestation)
             except MmError as error:
-                self._note(depot, error)
+                self._note(cache, error)
                 continue
-            return claim
+            return attestation
         return None
 
-    def pull_claimed(
+    def pull_output(
         self, resolved_key: str, lease: Lease, inputs: tuple[str, ...] | None = None
     ) -> Realisation | None:
         """Get what a step produced elsewhere, with all it needs; None when that cannot be had.
 
         `inputs` are the objects that the step is made from, for the record.
         """
-        claim = self.claim(resolved_key)
-        if claim is None:
+        attestation = self.attestation(resolved_key)
+        if attestation is None:
             return None
-        for name in _needed_first(claim):
-            if not self._pull_one(name, claim.closure[name], lease):
+        for name in _needed_first(attestation):
+            if not self._pull_one(name, attestation.closure[name], lease):
                 return None
         record = Realisation(
-            claim.resolved_key,
-            claim.derivation,
-            claim.object,
+            attestation.resolved_key,
+            attestation.derivation,
+            attestation.object,
             sandbox="substituted",
             inputs=inputs,
         )
@@ -108,18 +108,18 @@ class Substituter:
         )
 
     def _record(self, name: str) -> StoreObject | None:
-        """What an object holds: from here, or from the first depot with a right record."""
+        """What an object holds: from here, or from the first cache with a right record."""
         here = self.store.object(name)
         if here is not None:
             return here
-        for depot in self._asked():
+        for cache in self._asked():
             try:
-                data = depot.read(record_path(name))
+                data = cache.read(record_path(name))
                 if data is not None:
                     path = self.store.object_path(name)
-                    return object_from_record(data, name, path, f"of {name} in {depot.label}")
+                    return object_from_record(data, name, path, f"of {name} in {cache.label}")
             except MmError as error:
-                self._note(depot, error)
+                self._note(cache, error)
         return None
 
     def _pull_one(self, name: str, refs: tuple[str, ...], lease: Lease) -> bool:
@@ -159,13 +159,13 @@ class Substituter:
             part = self.store.layout.downloads / f"{entry.sha256}.part"
             if self._has_other_form(entry, part):
                 return True
-            for depot in list(self._asked()):
+            for cache in list(self._asked()):
                 try:
-                    if self._fetch(depot, entry, part, meter):
+                    if self._fetch(cache, entry, part, meter):
                         self.store.keep_blob(part, entry.sha256, executable=entry.executable)
                         return True
                 except (SourceUnavailable, DigestMismatch) as error:
-                    self._note(depot, error)
+                    self._note(cache, error)
         return False
 
     def _has_other_form(self, entry: Entry, part: Path) -> bool:
@@ -180,16 +180,16 @@ class Substituter:
         fresh.unlink(missing_ok=True)
         return right
 
-    def _fetch(self, depot: Depot, entry: Entry, part: Path, meter: Meter) -> bool:
+    def _fetch(self, cache: BinaryCache, entry: Entry, part: Path, meter: Meter) -> bool:
         begun = part.exists()
         with meter.one() as of_this:
-            sha256 = depot.fetch(bytes_path(entry.sha256), part, entry.size, of_this)
+            sha256 = cache.fetch(bytes_path(entry.sha256), part, entry.size, of_this)
         if sha256 is None:
             return False
         if sha256 != entry.sha256:
             part.unlink()
             if begun:  # the beginning may have been what was wrong
-                return self._fetch(depot, entry, part, meter)
+                return self._fetch(cache, entry, part, meter)
             raise DigestMismatch(
                 f"gave bytes with sha256 {sha256[:12]}… for {entry.sha256[:12]}…",
                 expected=entry.sha256,
@@ -209,10 +209,10 @@ class Substituter:
                 raise StoreCorrupt(f"the blob of {entry.path} vanished", remedy="try again")
 
 
-def _needed_first(claim: Claim) -> list[str]:
-    """The objects of a claim's closure, each after those that it needs."""
+def _needed_first(attestation: Attestation) -> list[str]:
+    """The objects of an attestation's closure, each after those that it needs."""
     order: list[str] = []
-    todo = [(claim.object, False)]
+    todo = [(attestation.object, False)]
     seen = set()
     while todo:
         name, ready = todo.pop()
@@ -221,7 +221,7 @@ def _needed_first(claim: Claim) -> list[str]:
         elif name not in seen:
             seen.add(name)
             todo.append((name, True))
-            todo.extend((ref, False) for ref in claim.closure[name])
+            todo.extend((ref, False) for ref in attestation.closure[name])
     return order
 
 
@@ -230,14 +230,15 @@ def _distinct_forms(found: StoreObject) -> list[Entry]:
     return list(forms.values())
 
 
-def trust_from_json(text: str) -> tuple[list[str], Trust]:
-    """Depot addresses and trust from the text of a `substituters.json`.
+def substituters_from_json(text: str) -> tuple[list[str], Trust]:
+    """Addresses of binary caches and trust from the text of a `substituters.json`.
 
-    `{"depots": [...], "trusted": ["name:base64", …], "need": 1, "revoked": ["name", …]}`.
+    `{"caches": [...], "trusted": ["name:base64", …], "need": 1, "revoked": ["name", …]}`; mmadmin
+    0.1 called the caches "depots".
     """
     try:
         value = json.loads(text)
-        depots = [str(depot) for depot in value.get("depots", [])]
+        caches = [str(one) for one in value.get("caches", value.get("depots", []))]
         trust = Trust.of(
             value.get("trusted", []),
             need=value.get("need", 1),
@@ -245,4 +246,4 @@ def trust_from_json(text: str) -> tuple[list[str], Trust]:
         )
     except (ValueError, AttributeError, TypeError) as error:
         raise StoreCorrupt(f"substituters.json is damaged: {error}") from error
-    return depots, trust
+    return caches, trust

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from mmadmin.core.build.builder import RootClaim, realise
+from mmadmin.core.build.builder import GoalRoot, realise
 from mmadmin.core.build.derivation import Derivation
 from mmadmin.core.build.planner import plan
 from mmadmin.core.errors import Cancelled, DigestMismatch, DiskFull, StepFailed
@@ -114,7 +114,7 @@ def test_the_root_is_set_while_the_lease_holds(store: Store) -> None:
         tools_for,
         Watch(),
         recipe_of=shop.recipe_of,
-        root=RootClaim("generation", "x/1", "kept"),
+        root=GoalRoot("generation", "x/1", "kept"),
     )
     assert [(r.kind, r.key, r.object, r.reason) for r in store.roots()] == [
         ("generation", "x/1", done.object, "kept")

@@ -35,7 +35,7 @@ def test_it_arrives_with_its_history(store: Store, other: Store, tmp_path: Path)
     shop = Shop()
     done = realise(goal(), store, tools_for, Watch(), recipe_of=shop.recipe_of)
     sent = export_bundle(store, done.object, tmp_path / "b", extra={"lock": {"files": [1]}})
-    assert (sent.objects, sent.claims) == (2, 0)
+    assert (sent.objects, sent.attestations) == (2, 0)
     assert export_bundle(store, done.object, tmp_path / "b", extra={"lock": {}}).blobs == 0
 
     bundle = import_bundle(other, tmp_path / "b")
@@ -70,12 +70,12 @@ def test_what_is_known_here_is_not_overruled(store: Store, other: Store, tmp_pat
     file = tmp_path / "b/bundle.json"
     value = json.loads(file.read_text())
     keys = [record["resolved_key"] for record in value["records"]]
-    before = [other.claim(key) for key in keys]
+    before = [other.realisation_record(key) for key in keys]
     for record in value["records"]:
         record["object"] = f"{'0' * 64}-forged"
     file.write_bytes(canonical(value))
     import_bundle(other, tmp_path / "b")
-    assert [other.claim(key) for key in keys] == before
+    assert [other.realisation_record(key) for key in keys] == before
     assert None not in before
 
 

@@ -12,14 +12,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mmadmin.core.build.builder import RootClaim, realise
+from mmadmin.core.build.builder import GoalRoot, realise
 from mmadmin.core.build.derivation import Derivation, topological
 from mmadmin.core.build.planner import Outputs, plan
 from mmadmin.core.canonical import canonical
 from mmadmin.core.errors import StoreCorrupt
 from mmadmin.core.store import Realisation, Store
 from mmadmin.core.store import gc as collector
-from mmadmin.core.store.depot import Folder
+from mmadmin.core.store.binary_cache import FolderCache
 from mmadmin.core.store.gc import collect
 from mmadmin.core.store.push import push
 from mmadmin.core.store.records import realisation_from_json
@@ -48,7 +48,7 @@ def build(store: Store, goal: Derivation, *, root: str = "") -> Realisation:
         tools_for,
         Watch(),
         recipe_of=Shop().recipe_of,
-        root=RootClaim("g", root, "") if root else None,
+        root=GoalRoot("g", root, "") if root else None,
     )
 
 
@@ -183,13 +183,13 @@ def test_what_a_step_was_made_from_is_written_down(store: Store, tmp_path: Path)
     made = {r.object[65:]: r for d in store.names() for r in store.realisations_of(d)}
     assert done.inputs == tuple(sorted([made["a"].object, made["b"].object]))
     assert (made["a"].inputs, made["p"].inputs) == ((made["p"].object,), ())
-    depot = Folder(tmp_path / "depot")
-    push(store, [done.object], depot, signer=ALICE)
+    cache = FolderCache(tmp_path / "cache")
+    push(store, [done.object], cache, signer=ALICE)
     other = Store(tmp_path / "other", floor_bytes=0)
-    substituter = Substituter(other, [depot], TRUST)
+    substituter = Substituter(other, [cache], TRUST)
     pulled = realise(
         goal, other, tools_for, Watch(), recipe_of=Shop().recipe_of, substituter=substituter,
-        root=RootClaim("g", "1", ""),
+        root=GoalRoot("g", "1", ""),
     )  # fmt: skip
     assert pulled.inputs == done.inputs
     collect(other, look=nobody)

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mmadmin.core.build.builder import RootClaim, realise
+from mmadmin.core.build.builder import GoalRoot, realise
 from mmadmin.core.build.planner import plan
 from mmadmin.core.errors import DiskFull, NotFound, StoreCorrupt
 from mmadmin.core.store import Store
@@ -348,7 +348,7 @@ def test_collecting_beside_builds(store: Store) -> None:
             goal = step(f"top{rnd.randrange(4)}", recipe="links", a=base, b=step("b", x=base))
             done = realise(
                 goal, mine, tools_for, Watch(),
-                recipe_of=shop.recipe_of, root=RootClaim("g", f"{seed}/{turn}", ""),
+                recipe_of=shop.recipe_of, root=GoalRoot("g", f"{seed}/{turn}", ""),
             )  # fmt: skip
             for name in mine.closure(done.object):
                 found = mine.object(name)
@@ -403,7 +403,7 @@ def test_a_collected_intermediate_does_not_rebuild_what_is_kept(store: Store) ->
     """The record of what an intermediate came out as outlives it."""
     shop = Shop()
     goal = step("goal", m=step("mid", s=step("source")))
-    realise(goal, store, tools_for, Watch(), recipe_of=shop.recipe_of, root=RootClaim("g", "1", ""))
+    realise(goal, store, tools_for, Watch(), recipe_of=shop.recipe_of, root=GoalRoot("g", "1", ""))
     collect(store, look=nobody)
     assert names(store) == {"goal"}
     assert [s.action for s in plan(goal, store, shop.recipe_of).steps] == ["cached"]

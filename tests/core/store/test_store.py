@@ -242,7 +242,7 @@ def test_a_damaged_sidecar_stops_the_reindex(store: Store, edit: Callable[[str],
 
 
 def test_realisations_need_their_object(store: Store) -> None:
-    """A record is answered while its object is here; a claim stays."""
+    """A record is answered while its object is here; an attestation stays."""
     found = add(store, "x", {"a": b"1"})
     record = Realisation("1" * 64, "2" * 64, found.name)
     store.record(record)
@@ -251,7 +251,7 @@ def test_realisations_need_their_object(store: Store) -> None:
     with store.index.write() as index:
         index.execute("DELETE FROM object")
     assert store.realisation("1" * 64) is None
-    assert store.claim("1" * 64) == record
+    assert store.realisation_record("1" * 64) == record
     with pytest.raises(NotFound):
         store.record(record)
 

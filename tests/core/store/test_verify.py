@@ -1,4 +1,4 @@
-"""Damage is found, said in words, and mended file by file."""
+"""Damage is found, explained, and repaired file by file."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_the_stat_check_finds_it_and_repair_mends_it(
     shelf = Shelf("shelf", b"weights" * 100)
     done = repair(store, verify(store, contents=True).damaged, [shelf])
     assert done.failed == ()
-    assert model.name in done.mended
+    assert model.name in done.repaired
     assert shelf.asked == (["m.gguf"] if case == "cut" else [])
     assert damage(store) == []
     assert verify(store, contents=True).damaged == ()
@@ -164,10 +164,10 @@ def test_repair_gets_just_the_bad_file_from_the_first_source_that_is_right(
 def test_without_a_source_it_says_so_and_changes_nothing_else(
     store: Store, model: StoreObject
 ) -> None:
-    """What cannot be mended is named, with the reason; the object stays in the index."""
+    """What cannot be repaired is named, with the reason; the object stays in the index."""
     flip(model.path / "m.gguf")
     done = repair(store, verify(store, contents=True).damaged)
-    assert done.mended == ()
+    assert done.repaired == ()
     assert "no source has the right bytes of m.gguf" in done.failed[0][1]
     assert store.recorded(model.name) == model
     assert (model.path / "m.gguf").exists()
@@ -181,7 +181,7 @@ def test_one_repair_heals_every_object_that_shares_the_file(
     flip(model.path / "m.gguf")
     shelf = Shelf("shelf", b"weights" * 100)
     done = repair(store, verify(store, contents=True).damaged, [shelf])
-    assert len(done.mended) == 2
+    assert len(done.repaired) == 2
     assert len(shelf.asked) == 1
     assert damage(store) == []
 

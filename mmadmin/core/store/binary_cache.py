@@ -1,6 +1,6 @@
-"""Depots: places with the layout by which stores exchange objects.
+"""Binary caches: places with the layout by which stores exchange objects.
 
-    realisations/<resolved key>.json    signed claims (`claims.Claim`)
+    realisations/<resolved key>.json    signed attestations (`attestations.Attestation`)
     objects/<hash>-<name>.json          what an object holds (the store's own record)
     blobs/sha256/ab/<hex>               bytes
 
@@ -23,27 +23,27 @@ from mmadmin.core.store.ingest import copy_hashing
 from mmadmin.core.store.tree import Entry
 
 HALF_WRITTEN_S = 86400
-"""A file that nobody wrote to for so long was left by a push that was killed."""
+"""A file that nothing was written to for so long was left by a push that was killed."""
 SMALL_BYTES = 16 << 20
-"""No claim or record is larger."""
+"""No attestation or record is larger."""
 
 
-def claim_path(resolved_key: str) -> str:
-    """Where a depot has the claim of a step."""
+def attestation_path(resolved_key: str) -> str:
+    """Where a cache has the attestation of a step."""
     return f"realisations/{resolved_key}.json"
 
 
 def record_path(name: str) -> str:
-    """Where a depot has what an object holds."""
+    """Where a cache has what an object holds."""
     return f"objects/{name}.json"
 
 
 def bytes_path(sha256: str) -> str:
-    """Where a depot has a file's bytes."""
+    """Where a cache has a file's bytes."""
     return f"blobs/sha256/{sha256[:2]}/{sha256}"
 
 
-class Depot(Protocol):
+class BinaryCache(Protocol):
     """A place to pull from. Methods block; both raise `SourceUnavailable` when it is down."""
 
     @property
@@ -58,12 +58,12 @@ class Depot(Protocol):
     def fetch(self, path: str, part: Path, size: int, progress: Progress) -> str | None:
         """Complete `part`, which may hold a beginning already; its sha256, None when not there.
 
-        The caller compares it. A part stays when it is interrupted, to be gone on with.
+        The caller compares it. A part of an interrupted transfer stays, and is resumed.
         """
         ...
 
 
-class WritableDepot(Depot, Protocol):
+class WritableBinaryCache(BinaryCache, Protocol):
     """A place to push to."""
 
     def has(self, path: str, size: int) -> bool:
@@ -83,23 +83,28 @@ class WritableDepot(Depot, Protocol):
 
 
 def damaged(source: Path) -> StoreCorrupt:
-    """The error of a file that was to be sent and is not what its name says."""
+    """The error of a file that was to be sent and does not have the digest of its name."""
     return StoreCorrupt(
-        f"{source} is damaged, and was not sent",
-        remedy="mend it with `mm store repair`, then push again",
+        f"{source} is damaged and was not sent",
+        remedy="repair it with `mm store repair`, then push again",
     )
 
 
 def other_size(label: str, path: str, size: int) -> DigestMismatch:
-    """The error of a depot that has a file of another size where `size` bytes are wanted."""
+    """The error of a cache that has a file of another size where `size` bytes are wanted."""
     return DigestMismatch(
         f"{label} has another file at {path}: it should have {size} bytes",
         expected=path.rpartition("/")[2],
     )
 
 
-class Folder:
-    """A depot in a folder."""
+class FolderCache:
+    """A cache in a folder.
+
+    Not through obstore, whose local store flushes nothing to the disk: a power cut would leave a
+    file of the right size without its bytes, which every later push takes for sent. It also leaves
+    the parts of a killed push behind.
+    """
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -147,7 +152,7 @@ class Folder:
         """Put a large file there by copy and rename."""
         target = self.root / path
         target.parent.mkdir(parents=True, exist_ok=True)
-        _give_up_half_written(target.parent)
+        _remove_half_written(target.parent)
         temporary = target.with_name(f".{uuid.uuid4().hex}.new")
         try:
             if copy_hashing(source, temporary, progress=progress)[0] != sha256:
@@ -157,7 +162,7 @@ class Folder:
             temporary.unlink(missing_ok=True)
 
 
-def _give_up_half_written(folder: Path) -> None:
+def _remove_half_written(folder: Path) -> None:
     """Remove what a killed push left; one that runs writes to its file all the time."""
     for path in folder.glob(HALF_WRITTEN):
         with suppress(FileNotFoundError):
@@ -165,19 +170,19 @@ def _give_up_half_written(folder: Path) -> None:
                 path.unlink()
 
 
-class DepotSource:
-    """Gets damaged files back from a depot; a `verify.BlobSource`."""
+class CacheSource:
+    """Gets damaged files back from a cache; a `verify.BlobSource`."""
 
-    def __init__(self, depot: Depot, progress: Progress = silent) -> None:
-        self.depot = depot
+    def __init__(self, cache: BinaryCache, progress: Progress = silent) -> None:
+        self.cache = cache
         self.progress = progress
 
     @property
     def label(self) -> str:
-        """The depot."""
-        return self.depot.label
+        """The cache."""
+        return self.cache.label
 
     def get(self, want: Entry, owner: str, to: Path) -> bool:
         """Fetch the bytes; the caller checks them."""
         del owner
-        return self.depot.fetch(bytes_path(want.sha256), to, want.size, self.progress) is not None
+        return self.cache.fetch(bytes_path(want.sha256), to, want.size, self.progress) is not None

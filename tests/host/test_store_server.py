@@ -1,7 +1,9 @@
-"""Depots over HTTP: a real server, real sockets, and the ways in which transfers go wrong."""
+"""Binary caches over HTTP: a real server, real sockets, and the ways in which transfers go wrong."""
 
 from __future__ import annotations
 
+import base64
+import itertools
 import json
 from pathlib import Path
 
@@ -13,20 +15,29 @@ from mmadmin.core.callbacks import silent
 from mmadmin.core.errors import (
     Gated,
     InvalidInput,
+    MmError,
     RateLimited,
     SourceUnavailable,
     Unauthorized,
 )
 from mmadmin.core.home import Home
 from mmadmin.core.store import Store
-from mmadmin.core.store.claims import SigningKey, Trust
-from mmadmin.core.store.depot import Folder, bytes_path
+from mmadmin.core.store.attestations import SigningKey, Trust
+from mmadmin.core.store.binary_cache import FolderCache, bytes_path
 from mmadmin.core.store.push import push
 from mmadmin.core.store.substitute import Substituter
-from mmadmin.host.substitute import HttpDepot, depot_at, open_substituter, serve
+from mmadmin.host import binary_caches
+from mmadmin.host.binary_caches import (
+    READ_BYTES,
+    RemoteCache,
+    cache_at,
+    configured_substituter,
+    web_cache,
+)
+from mmadmin.host.store_server import serve
 from tests.core.store.test_substitute import goal
 from tests.core.workshop import Shop, Watch, add, damage, tools_for
-from tests.support.depots import Refusing, running, static
+from tests.support.caches import CANARY, Refusing, running, static
 
 ALICE = SigningKey.generate("alice")
 TRUST = Trust.of([ALICE.public_text()])
@@ -45,92 +56,88 @@ def other(tmp_path: Path) -> Store:
     return Store(tmp_path / "two", floor_bytes=0)
 
 
-def quick(url: str) -> HttpDepot:
-    """A depot that does not pause between attempts."""
-    return HttpDepot(url, pause_s=0)
+def quick(url: str) -> RemoteCache:
+    """A cache that does not pause between attempts."""
+    return web_cache(url, pause_s=0.001)
 
 
-def test_a_served_store_is_a_depot(store: Store, other: Store) -> None:
+def test_a_served_store_is_a_cache(store: Store, other: Store) -> None:
     """Claims are signed as they are asked for; the other store builds nothing."""
     shop = Shop()
     done = realise(goal(), store, tools_for, Watch(), recipe_of=shop.recipe_of)
     with running(serve(store.root, ("127.0.0.1", 0), signer=ALICE)) as url:
-        depot = quick(url)
-        substituter = Substituter(other, [depot], TRUST)
+        cache = quick(url)
+        substituter = Substituter(other, [cache], TRUST)
         fresh = Shop()
         realise(
             goal(), other, tools_for, Watch(), recipe_of=fresh.recipe_of, substituter=substituter
         )
-        depot.close()
     assert fresh.ran == []
     assert other.closure(done.object) == store.closure(done.object)
     assert damage(other) == []
 
 
-def test_a_pushed_folder_behind_a_plain_web_server_is_a_depot(
+def test_a_pushed_folder_behind_a_plain_web_server_is_a_cache(
     store: Store, other: Store, tmp_path: Path
 ) -> None:
     """Nothing but static files is needed; a server without Range costs only a new start."""
     found = add(store, "x", {"big": CONTENT, "run*": b"#!"})
-    push(store, [found.name], Folder(tmp_path / "depot"))
-    with running(static(tmp_path / "depot", ranges=False)) as url:
-        depot = quick(url)
+    push(store, [found.name], FolderCache(tmp_path / "cache"))
+    with running(static(tmp_path / "cache", ranges=False)) as url:
+        cache = quick(url)
         (other.layout.downloads / f"{found.files[0].sha256}.part").write_bytes(b"wrong beginning")
         with other.lease("t") as lease:
-            assert Substituter(other, [depot], TRUST).pull(found.name, lease)
-        depot.close()
+            assert Substituter(other, [cache], TRUST).pull(found.name, lease)
     assert damage(other) == []
 
 
 @pytest.fixture
-def depot_folder(tmp_path: Path, store: Store) -> tuple[Path, str, str]:
+def cache_folder(tmp_path: Path, store: Store) -> tuple[Path, str, str]:
     """A pushed folder, the path of its large file, and the file's sha256."""
     found = add(store, "x", {"big": CONTENT})
-    push(store, [found.name], Folder(tmp_path / "depot"))
-    return tmp_path / "depot", bytes_path(found.files[0].sha256), found.files[0].sha256
+    push(store, [found.name], FolderCache(tmp_path / "cache"))
+    return tmp_path / "cache", bytes_path(found.files[0].sha256), found.files[0].sha256
 
 
 def test_a_transfer_that_breaks_goes_on_where_it_stopped(
-    depot_folder: tuple[Path, str, str], tmp_path: Path
+    cache_folder: tuple[Path, str, str], tmp_path: Path
 ) -> None:
     """Connections that end early lose nothing: the rest is asked for."""
-    root, path, sha256 = depot_folder
-    server = static(root, ranges=True, cut=lambda n: 1_000_000 * n if n < 3 else None)
+    root, path, sha256 = cache_folder
+    server = static(root, ranges=True, cut=lambda n: 1_500_000 if n < 4 else None)
     with running(server) as url:
-        depot = quick(url)
-        assert depot.fetch(path, tmp_path / "part", len(CONTENT), silent) == sha256
-        depot.close()
-    assert server.asked == ["", "bytes=1000000-", "bytes=3000000-"]  # type: ignore[attr-defined]
+        assert quick(url).fetch(path, tmp_path / "part", len(CONTENT), silent) == sha256
+    asked = [int(one[6:].partition("-")[0] or 0) for one in server.asked]  # type: ignore[attr-defined]
+    for before, after in itertools.pairwise(asked):
+        assert 1_500_000 - READ_BYTES < after - before <= 1_500_000
     assert (tmp_path / "part").read_bytes() == CONTENT
 
 
 def test_a_part_of_an_earlier_process_is_gone_on_with(
-    depot_folder: tuple[Path, str, str], tmp_path: Path
+    cache_folder: tuple[Path, str, str], tmp_path: Path
 ) -> None:
     """Whatever was transferred before a kill is not transferred again, at any byte."""
-    root, path, sha256 = depot_folder
+    root, path, sha256 = cache_folder
     for have in (1, 65_537, len(CONTENT) - 1, len(CONTENT), len(CONTENT) + 5):
         (tmp_path / "part").write_bytes(CONTENT[:have].ljust(have, b"x"))
         server = static(root, ranges=True)
         with running(server) as url:
-            depot = quick(url)
-            assert depot.fetch(path, tmp_path / "part", len(CONTENT), silent) == sha256
-            depot.close()
+            cache = quick(url)
+            assert cache.fetch(path, tmp_path / "part", len(CONTENT), silent) == sha256
         assert server.asked == [f"bytes={have}-" if have < len(CONTENT) else ""]  # type: ignore[attr-defined]
 
 
 def test_a_server_that_always_breaks_is_given_up_and_the_part_kept(
-    depot_folder: tuple[Path, str, str], tmp_path: Path
+    cache_folder: tuple[Path, str, str], tmp_path: Path
 ) -> None:
-    """After a few attempts it is unavailable, in words; the bytes so far stay."""
-    root, path, _ = depot_folder
-    with running(static(root, ranges=True, cut=lambda _: 1000)) as url:
-        depot = quick(url)
-        with pytest.raises(SourceUnavailable, match="does not answer"):
-            depot.fetch(path, tmp_path / "part", len(CONTENT), silent)
-        depot.close()
-    assert (tmp_path / "part").stat().st_size == 5000
-    with pytest.raises(SourceUnavailable):
+    """After a few attempts it is unavailable; the bytes so far stay."""
+    root, path, _ = cache_folder
+    with running(static(root, ranges=True, cut=lambda n: 1_000_000 if n == 1 else 0)) as url:
+        with pytest.raises(SourceUnavailable, match=r"5 times") as refused:
+            quick(url).fetch(path, tmp_path / "part", len(CONTENT), silent)
+        assert "kept" in refused.value.remedy
+    assert 1_000_000 - READ_BYTES < (tmp_path / "part").stat().st_size <= 1_000_000
+    with pytest.raises(SourceUnavailable, match="connection refused"):
         quick("http://127.0.0.1:9").read("x")
 
 
@@ -140,7 +147,7 @@ def test_a_server_that_always_breaks_is_given_up_and_the_part_kept(
         (401, {}, Unauthorized),
         (403, {}, Gated),
         (418, {}, SourceUnavailable),
-        (429, {"Retry-After": "900"}, RateLimited),
+        (429, {}, RateLimited),
         (500, {}, SourceUnavailable),
     ],
 )
@@ -149,17 +156,15 @@ def test_refusals_are_told_apart(
 ) -> None:
     """Each status has its own meaning; only a 404 is a miss."""
     with running(static(tmp_path, ranges=True, refusing=Refusing(status, headers))) as url:
-        depot = quick(url)
+        cache = quick(url)
         with pytest.raises(error):
-            depot.read("x")
+            cache.read("x")
         with pytest.raises(error):
-            depot.fetch("x", tmp_path / "part", 10, silent)
-        depot.close()
+            cache.fetch("x", tmp_path / "part", 10, silent)
     with running(static(tmp_path, ranges=True)) as url:
-        depot = quick(url)
-        assert depot.read("x") is None
-        assert depot.fetch("x", tmp_path / "part", 10, silent) is None
-        depot.close()
+        cache = quick(url)
+        assert cache.read("x") is None
+        assert cache.fetch("x", tmp_path / "part", 10, silent) is None
 
 
 def test_only_the_layout_is_served(store: Store) -> None:
@@ -198,46 +203,65 @@ def test_only_the_layout_is_served(store: Store) -> None:
 
 def test_addresses_are_folders_or_http(tmp_path: Path) -> None:
     """Anything else is refused in words."""
-    assert isinstance(depot_at(str(tmp_path)), Folder)
-    assert isinstance(depot_at(f"file://{tmp_path}"), Folder)
+    assert isinstance(cache_at(str(tmp_path)), FolderCache)
+    assert isinstance(cache_at(f"file://{tmp_path}"), FolderCache)
     for peculiar in ("a+b", "a b", "a%20b", "a#b?c=d"):
-        found = depot_at(str(tmp_path / peculiar))
-        assert isinstance(found, Folder)
+        found = cache_at(str(tmp_path / peculiar))
+        assert isinstance(found, FolderCache)
         assert found.root == tmp_path / peculiar
-    spaced = depot_at(f"file://{tmp_path}/a%20b")
-    assert isinstance(spaced, Folder)
+    spaced = cache_at(f"file://{tmp_path}/a%20b")
+    assert isinstance(spaced, FolderCache)
     assert spaced.root == tmp_path / "a b"
-    depot = depot_at("https://depot.example/x/")
-    assert isinstance(depot, HttpDepot)
-    assert depot.label == "https://depot.example/x"
-    depot.close()
+    cache = cache_at(f"https://name:{CANARY}@cache.example/x/")
+    assert isinstance(cache, RemoteCache)
+    assert cache.label == "https://cache.example/x"
     with pytest.raises(InvalidInput):
-        depot_at("ftp://x")
+        cache_at("ftp://x")
 
 
+@pytest.mark.parametrize("key", ["caches", "depots"])
 def test_what_builds_ask_is_configured_in_the_home(
-    store: Store, other: Store, tmp_path: Path
+    store: Store, other: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str
 ) -> None:
-    """Without the file nobody is asked; with it, its depots, under its trust."""
+    """Without the file nobody is asked; with it, its caches, also under their earlier name."""
     home = Home(tmp_path / "home")
     home.root.mkdir()
-    with open_substituter(home, other) as nobody:
-        assert nobody is None
+    assert configured_substituter(home, other) is None
     done = realise(goal(), store, tools_for, Watch(), recipe_of=Shop().recipe_of)
-    push(store, [done.object], Folder(tmp_path / "depot"), signer=ALICE)
+    push(store, [done.object], FolderCache(tmp_path / "cache"), signer=ALICE)
     config = {
-        "depots": ["http://127.0.0.1:9", str(tmp_path / "depot")],
+        key: ["http://127.0.0.1:9", str(tmp_path / "cache")],
         "trusted": [ALICE.public_text()],
     }
     (home.root / "substituters.json").write_text(json.dumps(config))
+    monkeypatch.setattr(binary_caches, "RETRIES", 0)
     shop, said = Shop(), []
-    with open_substituter(home, other, report=said.append) as substituter:
-        assert substituter
-        for depot in substituter.depots:
-            if isinstance(depot, HttpDepot):
-                depot._pause_s = 0
-        realise(
-            goal(), other, tools_for, Watch(), recipe_of=shop.recipe_of, substituter=substituter
-        )
+    substituter = configured_substituter(home, other, report=said.append)
+    assert substituter
+    realise(goal(), other, tools_for, Watch(), recipe_of=shop.recipe_of, substituter=substituter)
     assert shop.ran == []
     assert len([line for line in said if "does not answer" in line]) == 1, "asked once, not again"
+
+
+@pytest.mark.parametrize("status", [401, 403, 500])
+def test_a_login_of_an_address_is_sent_and_never_shown(tmp_path: Path, status: int) -> None:
+    """It reaches the server as a header; labels and errors do not have it."""
+    seen: list[str] = []
+    with running(static(tmp_path, ranges=True, refusing=Refusing(status, {}), seen=seen)) as url:
+        cache = quick(url.replace("//", f"//name:{CANARY}@"))
+        with pytest.raises(MmError) as refused:
+            cache.read("x")
+    assert seen[0] == "Basic " + base64.b64encode(f"name:{CANARY}".encode()).decode()
+    assert CANARY not in str(refused.value) + refused.value.remedy + cache.label
+
+
+def test_a_redirect_is_followed_without_the_login(tmp_path: Path) -> None:
+    """The other host gets the request, and no header of the first."""
+    (tmp_path / "x").write_bytes(b"content")
+    seen: list[str] = []
+    with running(static(tmp_path, ranges=True, seen=seen)) as url:
+        elsewhere = {"Location": f"{url.replace('127.0.0.1', 'localhost')}/x"}
+        with running(static(tmp_path, ranges=True, refusing=Refusing(302, elsewhere))) as first:
+            cache = quick(first.replace("//", f"//name:{CANARY}@"))
+            assert cache.read("x") == b"content"
+    assert seen == [""]

@@ -1,4 +1,4 @@
-"""Moving many files between a store and a depot: small ones several at once, one progress for all.
+"""Moving many files between a store and a cache: small ones several at once, one progress for all.
 
 A small file costs a journey, not a transfer: one after another, thousands of them take minutes.
 """
@@ -20,7 +20,7 @@ ALONE_BYTES = 8 << 20
 @contextmanager
 def several_at_once() -> Iterator[ThreadPoolExecutor]:
     """Threads to move small files in; what was not begun when something failed is left."""
-    pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="depot")
+    pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="cache")
     try:
         yield pool
     finally:

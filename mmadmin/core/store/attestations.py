@@ -1,8 +1,8 @@
-"""Claims of other stores, and whom to believe.
+"""Signed attestations of other stores, and whose signatures count.
 
-Content proves itself: its name is its hash. That a *derivation* produced it does not, so a claim
-says so under signatures. What is signed is the canonical form of (key, hash, size, refs, closure)
-under the domain `mmadmin-claim-v1`; a signature therefore fits no other step and no other output.
+Content proves itself: its name is its hash. That a *derivation* produced it is attested by
+signatures. What is signed is the canonical form of (key, hash, size, refs, closure) under the
+domain `mmadmin-claim-v1`; a signature therefore fits no other step and no other output.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from mmadmin.core.canonical import canonical, parse
 from mmadmin.core.errors import InvalidDerivation, InvalidInput, StoreCorrupt, Untrusted
 from mmadmin.core.store.layout import check_object_name, is_sha256
 
-CLAIM_DOMAIN = b"mmadmin-claim-v1\0"
-CLAIM_VERSION = 1
+DOMAIN = b"mmadmin-claim-v1\0"
+VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
-    """Someone's word that a derivation with this key produced this object."""
+class Attestation:
+    """A statement that the derivation with this key produced this object."""
 
     resolved_key: str
     derivation: str
@@ -44,7 +44,7 @@ class Claim:
 
     def signed_bytes(self) -> bytes:
         """What a signature is made over."""
-        return CLAIM_DOMAIN + canonical(
+        return DOMAIN + canonical(
             {
                 "key": self.resolved_key,
                 "object": self.object,
@@ -55,15 +55,15 @@ class Claim:
             }
         )
 
-    def says_same(self, other: Claim) -> bool:
-        """True when both claim the same, whoever signed them."""
+    def same_statement(self, other: Attestation) -> bool:
+        """True when both attest the same, whoever signed them."""
         return self.signed_bytes() == other.signed_bytes()
 
     def as_bytes(self) -> bytes:
-        """The claim as a file."""
+        """The attestation as a file."""
         return canonical(
             {
-                "version": CLAIM_VERSION,
+                "version": VERSION,
                 "resolved_key": self.resolved_key,
                 "derivation": self.derivation,
                 "object": self.object,
@@ -74,21 +74,21 @@ class Claim:
         )
 
 
-def claim_from_bytes(data: bytes, resolved_key: str) -> Claim:
-    """The claim that a file holds; `StoreCorrupt` unless it is one, for that key."""
+def attestation_from_bytes(data: bytes, resolved_key: str) -> Attestation:
+    """The attestation that a file holds; `StoreCorrupt` unless it is one, for that key."""
     try:
         value = parse(data)
-        return _claim(value, resolved_key)
+        return _attestation(value, resolved_key)
     except (InvalidDerivation, InvalidInput, KeyError, TypeError, AttributeError) as error:
-        raise StoreCorrupt(f"the claim for {resolved_key[:12]} is damaged: {error}") from error
+        raise StoreCorrupt(f"the attestation of {resolved_key[:12]} is damaged: {error}") from error
 
 
-def _claim(value: Any, resolved_key: str) -> Claim:
+def _attestation(value: Any, resolved_key: str) -> Attestation:
     fields = {"version", "resolved_key", "derivation", "object", "size", "closure", "signatures"}
-    if not isinstance(value, dict) or set(value) != fields or value["version"] != CLAIM_VERSION:
-        raise InvalidInput("it has other fields than a claim of this version")
+    if not isinstance(value, dict) or set(value) != fields or value["version"] != VERSION:
+        raise InvalidInput("it has other fields than an attestation of this version")
     if value["resolved_key"] != resolved_key:
-        raise InvalidInput("it is the claim of another step")
+        raise InvalidInput("it is the attestation of another step")
     if not is_sha256(value["derivation"]) or not isinstance(value["size"], int):
         raise InvalidInput("its fields have other types")
     closure = {
@@ -100,8 +100,10 @@ def _claim(value: Any, resolved_key: str) -> Claim:
         raise InvalidInput("its closure has gaps")
     signatures = value["signatures"]
     if not all(isinstance(s, str) for s in signatures.values()):
-        raise InvalidInput("its signatures are no text")
-    return Claim(resolved_key, value["derivation"], name, value["size"], closure, dict(signatures))
+        raise InvalidInput("its signatures are not text")
+    return Attestation(
+        resolved_key, value["derivation"], name, value["size"], closure, dict(signatures)
+    )
 
 
 class SigningKey:
@@ -109,7 +111,7 @@ class SigningKey:
 
     def __init__(self, name: str, key: Ed25519PrivateKey) -> None:
         if not NAME.fullmatch(name):
-            raise InvalidInput(f"{name!r} is no name for a key", remedy="use a plain word")
+            raise InvalidInput(f"{name!r} is not a valid key name", remedy="use a plain word")
         self.name = name
         self._key = key
 
@@ -133,10 +135,10 @@ class SigningKey:
         raw = self._key.public_key().public_bytes_raw()
         return f"{self.name}:{base64.b64encode(raw).decode()}"
 
-    def sign(self, claim: Claim) -> Claim:
-        """The claim with this key's signature added."""
-        signature = base64.b64encode(self._key.sign(claim.signed_bytes())).decode()
-        return replace(claim, signatures={**claim.signatures, self.name: signature})
+    def sign(self, attestation: Attestation) -> Attestation:
+        """The attestation with this key's signature added."""
+        signature = base64.b64encode(self._key.sign(attestation.signed_bytes())).decode()
+        return replace(attestation, signatures={**attestation.signatures, self.name: signature})
 
     def __repr__(self) -> str:
         return f"<SigningKey {self.name}>"
@@ -164,14 +166,14 @@ class Trust:
             raise InvalidInput("at least one trusted signature must be needed")
         return cls(keys, need, frozenset(revoked))
 
-    def signers(self, claim: Claim) -> list[str]:
-        """Names of trusted, unrevoked keys whose signature on the claim is right.
+    def signers(self, attestation: Attestation) -> list[str]:
+        """Names of trusted, unrevoked keys whose signature on the attestation is right.
 
         The same key under two names counts once.
         """
         found: dict[bytes, str] = {}
-        message = claim.signed_bytes()
-        for name, signature in claim.signatures.items():
+        message = attestation.signed_bytes()
+        for name, signature in attestation.signatures.items():
             key = self.keys.get(name)
             if key is None or name in self.revoked:
                 continue
@@ -182,14 +184,14 @@ class Trust:
             found.setdefault(key.public_bytes_raw(), name)
         return sorted(found.values())
 
-    def check(self, claim: Claim) -> None:
-        """Raise `Untrusted` unless enough trusted keys signed the claim."""
-        signers = self.signers(claim)
+    def check(self, attestation: Attestation) -> None:
+        """Raise `Untrusted` unless enough trusted keys signed the attestation."""
+        signers = self.signers(attestation)
         if len(signers) < self.need:
-            given = ", ".join(sorted(claim.signatures)) or "nobody"
-            revoked = sorted(self.revoked & set(claim.signatures))
+            given = ", ".join(sorted(attestation.signatures)) or "nobody"
+            revoked = sorted(self.revoked & set(attestation.signatures))
             raise Untrusted(
-                f"the claim for {claim.object[65:]} is signed by {given}; "
+                f"the attestation of {attestation.object[65:]} is signed by {given}; "
                 f"{len(signers)} of the {self.need} trusted signatures that are needed"
                 + (f" ({', '.join(revoked)} revoked)" if revoked else ""),
                 remedy="trust the signer's public key, or build it here",
@@ -203,5 +205,5 @@ def _key_text(text: str, what: str) -> tuple[str, bytes]:
     except binascii.Error:
         raw = b""
     if not NAME.fullmatch(name) or len(raw) != 32:  # noqa: PLR2004 (RFC 8032: 32 bytes)
-        raise InvalidInput(f"that is no {what}", remedy="it looks like <name>:<44 characters>")
+        raise InvalidInput(f"invalid {what}", remedy="it looks like <name>:<44 characters>")
     return name, raw

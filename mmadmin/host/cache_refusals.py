@@ -1,4 +1,4 @@
-"""What a bucket refuses, in words. Of the S3 library's errors only codes are quoted."""
+"""What binary caches refuse, explained. Of the library's errors only codes are quoted."""
 
 from __future__ import annotations
 
@@ -38,9 +38,10 @@ STRANGERS = {
 """Codes that say: these credentials are not known, or no longer valid."""
 REASONS = (
     ("ConnectionRefused", "connection refused"),
-    ("dns error", "its name is not known"),
+    ("dns error", "unknown host name"),
     ("ertificate", "its certificate is not trusted"),
-    ("TimedOut", "it took too long"),
+    ("TimedOut", "timed out"),
+    ("Content-Length", "its answer has no Content-Length"),
 )
 CREDENTIAL_SOURCES = ("/latest/api/token", "/latest/meta-data/")
 """Where the library asks when the environment has no credentials."""
@@ -61,6 +62,12 @@ def code_of(error: Exception) -> str:
     """The S3 error code that the answer named, or nothing."""
     found = CODE.search(str(error))
     return found[1] if found else ""
+
+
+def starts_beyond_end(error: Exception) -> bool:
+    """True when the rest of a file was asked for that is shorter than what is here already."""
+    beyond = status_of(error) == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE
+    return beyond or "Wanted range starting at" in str(error)
 
 
 def is_miss(error: Exception) -> bool:
@@ -84,13 +91,19 @@ class _Answer:
         return cls(str(error), status_of(error), code_of(error), absent)
 
     @property
+    def reason(self) -> str:
+        """Why there was no answer."""
+        found = (plain for sign, plain in REASONS if sign in self.text)
+        return next(found, "no connection")
+
+    @property
     def said(self) -> str:
         """Status and code."""
         return f"{self.status} {self.code}".rstrip()
 
 
-def refusal(error: Exception, bucket: str, label: str, endpoint: str) -> MmError:
-    """The error in words, with a remedy."""
+def bucket_refusal(error: Exception, bucket: str, label: str, endpoint: str) -> MmError:
+    """What a bucket's error means, with a remedy."""
     answer = _Answer.of(error)
     at = f"{label} at {endpoint}" if endpoint else label
     return (
@@ -143,6 +156,27 @@ def _of_person(answer: _Answer, at: str) -> MmError | None:
 
 def _of_the_moment(answer: _Answer, at: str) -> MmError:
     """Busy, broken, or not to be reached."""
+    return _busy_or_broken(answer, at) or SourceUnavailable(
+        f"{at} does not answer ({answer.reason})",
+        remedy="is the endpoint right (?endpoint=… or AWS_ENDPOINT_URL), and reachable?",
+    )
+
+
+def web_refusal(error: Exception, url: str) -> MmError:
+    """What a web server's error means, with a remedy."""
+    answer = _Answer.of(error)
+    if answer.status == HTTPStatus.UNAUTHORIZED:
+        return Unauthorized(
+            f"{url} requires a login", remedy="write it into the address: https://NAME:PASSWORD@…"
+        )
+    if answer.status == HTTPStatus.FORBIDDEN:
+        return Gated(f"{url} refuses access", remedy="ask its owner for access")
+    return _busy_or_broken(answer, url) or SourceUnavailable(
+        f"{url} does not answer ({answer.reason})", remedy="check the address and the network"
+    )
+
+
+def _busy_or_broken(answer: _Answer, at: str) -> MmError | None:
     busy = {HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE}
     if answer.status in busy or answer.code == "SlowDown":
         return RateLimited(
@@ -150,8 +184,4 @@ def _of_the_moment(answer: _Answer, at: str) -> MmError:
         )
     if answer.status:
         return SourceUnavailable(f"{at} answered {answer.said}", remedy="try again later")
-    reason = next((plain for words, plain in REASONS if words in answer.text), "no connection")
-    return SourceUnavailable(
-        f"{at} does not answer ({reason})",
-        remedy="is the endpoint right (?endpoint=… or AWS_ENDPOINT_URL), and reachable?",
-    )
+    return None

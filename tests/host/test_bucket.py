@@ -1,4 +1,4 @@
-"""Depots in buckets: what is theirs alone. What they share with others is in `test_depots.py`."""
+"""Binary caches in buckets: what is theirs alone. What they share with others is in `test_caches.py`."""
 
 from __future__ import annotations
 
@@ -27,21 +27,27 @@ from mmadmin.core.errors import (
 )
 from mmadmin.core.home import Home
 from mmadmin.core.store import Store
-from mmadmin.core.store.claims import SigningKey, Trust
-from mmadmin.core.store.depot import bytes_path
+from mmadmin.core.store.attestations import SigningKey, Trust
+from mmadmin.core.store.binary_cache import bytes_path
 from mmadmin.core.store.push import push
 from mmadmin.core.store.substitute import Substituter
-from mmadmin.host.s3_depot import READ_BYTES, Bucket, S3Depot, bucket_at
-from mmadmin.host.substitute import depot_at, open_depots, writable_depot_at
+from mmadmin.host.binary_caches import (
+    READ_BYTES,
+    BucketCache,
+    cache_at,
+    configured_caches,
+    writable_cache_at,
+)
+from mmadmin.host.bucket import Bucket, bucket_at
 from tests.core.store.test_substitute import goal
 from tests.core.workshop import Shop, Watch, add, damage, tools_for
-from tests.support.depots import (
+from tests.support.caches import (
     CANARY,
     PART_BYTES,
     Refusing,
     Watched,
+    bucket_cache,
     running,
-    s3_depot,
     static,
 )
 
@@ -52,9 +58,9 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
-def depot(s3: str) -> Watched:
+def cache(s3: str) -> Watched:
     """An empty bucket."""
-    return s3_depot(s3)
+    return bucket_cache(s3)
 
 
 @pytest.fixture
@@ -69,10 +75,10 @@ def other(tmp_path: Path) -> Store:
     return Store(tmp_path / "two", floor_bytes=0)
 
 
-def quick(endpoint: str, *, name: str = "bucket") -> S3Depot:
-    """A depot that does not pause between attempts."""
+def quick(endpoint: str, *, name: str = "bucket") -> BucketCache:
+    """A cache that does not pause between attempts."""
     bucket = Bucket(name, "", endpoint, "us-east-1")
-    return S3Depot(bucket, pause_s=0.001, part_bytes=PART_BYTES)
+    return BucketCache(bucket, pause_s=0.001, part_bytes=PART_BYTES)
 
 
 # --- addresses ---------------------------------------------------------------------------------
@@ -140,71 +146,60 @@ def test_bad_addresses_are_refused_without_repeating_secrets(address: str) -> No
 
 
 def test_where_s3_addresses_may_stand(s3: str, tmp_path: Path) -> None:
-    """As the depot of a command, and in the configuration; nothing else is pushed to but folders."""
+    """As the cache of a command, and in the configuration; nothing else is pushed to but folders."""
     address = f"s3://models/x?endpoint={s3}"
-    assert isinstance(depot_at(address), S3Depot)
-    assert writable_depot_at(address).label == "s3://models/x"
+    assert isinstance(cache_at(address), BucketCache)
+    assert writable_cache_at(address).label == "s3://models/x"
     home = Home(tmp_path)
-    (home.root / "substituters.json").write_text(json.dumps({"depots": [address]}))
-    with open_depots(home) as (depots, _):
-        assert [depot.label for depot in depots] == ["s3://models/x"]
+    (home.root / "substituters.json").write_text(json.dumps({"caches": [address]}))
+    caches, _ = configured_caches(home)
+    assert [cache.label for cache in caches] == ["s3://models/x"]
     with pytest.raises(InvalidInput, match="nothing can be pushed over http"):
-        writable_depot_at("https://depot.example.org")
-
-
-def test_only_who_uses_a_bucket_loads_its_library() -> None:
-    """`mm`, and depots of other kinds, start without it."""
-    code = (
-        "import sys, mmadmin.cli.main\n"
-        "from mmadmin.host.substitute import depot_at\n"
-        "depot_at('/tmp'), depot_at('http://127.0.0.1:9')\n"
-        "assert 'obstore' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+        writable_cache_at("https://cache.example.org")
 
 
 # --- sending -----------------------------------------------------------------------------------
 
 
-def test_large_files_go_in_parts_and_come_back(depot: Watched, tmp_path: Path) -> None:
+def test_large_files_go_in_parts_and_come_back(cache: Watched, tmp_path: Path) -> None:
     """Progress is told all the way, in both directions; nothing unfinished stays."""
     (tmp_path / "large").write_bytes(LARGE)
     sent: list[tuple[int, int]] = []
-    depot.put("blobs/x", tmp_path / "large", SHA256, lambda *now: sent.append(now))
+    cache.put("blobs/x", tmp_path / "large", SHA256, lambda *now: sent.append(now))
     assert sent == sorted(sent)
     assert len(sent) > 10
     assert sent[-1] == (len(LARGE), len(LARGE))
-    assert depot.hands.unfinished() == []
-    assert depot.has("blobs/x", len(LARGE))
-    assert not depot.has("blobs/x", len(LARGE) + 1)
+    assert cache.files.unfinished() == []
+    assert cache.has("blobs/x", len(LARGE))
+    assert not cache.has("blobs/x", len(LARGE) + 1)
     got: list[tuple[int, int]] = []
-    assert depot.fetch("blobs/x", tmp_path / "part", len(LARGE), lambda *n: got.append(n)) == SHA256
+    assert cache.fetch("blobs/x", tmp_path / "part", len(LARGE), lambda *n: got.append(n)) == SHA256
     assert (tmp_path / "part").read_bytes() == LARGE
     assert got[-1] == (len(LARGE), len(LARGE))
 
 
 @pytest.mark.parametrize("content", [b"", b"small", LARGE], ids=["empty", "small", "large"])
-def test_sizes(depot: Watched, tmp_path: Path, content: bytes) -> None:
+def test_sizes(cache: Watched, tmp_path: Path, content: bytes) -> None:
     """Empty, in one piece, in parts: each comes back as it was."""
     sha256 = hashlib.sha256(content).hexdigest()
     (tmp_path / "file").write_bytes(content)
-    depot.put("x", tmp_path / "file", sha256, silent)
-    assert depot.has("x", len(content))
-    assert depot.fetch("x", tmp_path / "part", len(content), silent) == sha256
+    cache.put("x", tmp_path / "file", sha256, silent)
+    assert cache.has("x", len(content))
+    assert cache.fetch("x", tmp_path / "part", len(content), silent) == sha256
     assert (tmp_path / "part").read_bytes() == content
 
 
 @pytest.mark.parametrize("content", [b"small", LARGE], ids=["small", "large"])
-def test_a_damaged_file_is_not_sent(depot: Watched, tmp_path: Path, content: bytes) -> None:
+def test_a_damaged_file_is_not_sent(cache: Watched, tmp_path: Path, content: bytes) -> None:
     """Bytes that are not what their name says never appear in a bucket."""
     (tmp_path / "file").write_bytes(content)
     with pytest.raises(StoreCorrupt, match="damaged"):
-        depot.put("x", tmp_path / "file", "0" * 64, silent)
-    assert not depot.has("x", len(content))
-    assert depot.hands.unfinished() == []
+        cache.put("x", tmp_path / "file", "0" * 64, silent)
+    assert not cache.has("x", len(content))
+    assert cache.files.unfinished() == []
 
 
-def test_a_cancelled_upload_is_taken_back(depot: Watched, tmp_path: Path) -> None:
+def test_a_cancelled_upload_is_taken_back(cache: Watched, tmp_path: Path) -> None:
     """Nothing appears, and no part stays to be paid for."""
     (tmp_path / "large").write_bytes(LARGE)
 
@@ -213,58 +208,59 @@ def test_a_cancelled_upload_is_taken_back(depot: Watched, tmp_path: Path) -> Non
             raise Cancelled("enough")
 
     with pytest.raises(Cancelled):
-        depot.put("x", tmp_path / "large", SHA256, cancel)
-    assert not depot.has("x", len(LARGE))
-    assert depot.hands.unfinished() == []
+        cache.put("x", tmp_path / "large", SHA256, cancel)
+    assert not cache.has("x", len(LARGE))
+    assert cache.files.unfinished() == []
 
 
 def test_a_file_that_cannot_be_read_is_no_fault_of_the_bucket(
-    depot: Watched, tmp_path: Path
+    cache: Watched, tmp_path: Path
 ) -> None:
     """The error is that of the disk."""
     (tmp_path / "large").symlink_to(tmp_path / "gone")
     with pytest.raises(FileNotFoundError, match="large"):
-        depot.put("x", tmp_path / "large", SHA256, silent)
+        cache.put("x", tmp_path / "large", SHA256, silent)
 
 
 KILLED = """
 import os, signal, sys
 from pathlib import Path
 from mmadmin.core.store import Store
-from mmadmin.core.store.claims import SigningKey
+from mmadmin.core.store.attestations import SigningKey
 from mmadmin.core.store.push import push
-from mmadmin.host.s3_depot import READ_BYTES, Bucket, S3Depot
+from mmadmin.host.binary_caches import BucketCache
+from mmadmin.host.bucket import Bucket
 root, name, endpoint, bucket, prefix, at = sys.argv[1:]
 def progress(done, total):
     if done >= int(at):
         os.kill(os.getpid(), signal.SIGKILL)
-depot = S3Depot(Bucket(bucket, prefix, endpoint, "us-east-1"), part_bytes=5 << 20)
-push(Store(Path(root), floor_bytes=0), [name], depot, signer=SigningKey.generate("k"), progress=progress)
+cache = BucketCache(Bucket(bucket, prefix, endpoint, "us-east-1"), part_bytes=5 << 20)
+push(Store(Path(root), floor_bytes=0), [name], cache, signer=SigningKey.generate("k"), progress=progress)
 """
 
 
 @pytest.mark.parametrize("at", [1, len(LARGE), len(LARGE) + 30_000])
-def test_a_killed_push_goes_on(store: Store, other: Store, depot: Watched, at: int) -> None:
+def test_a_killed_push_goes_on(store: Store, other: Store, cache: Watched, at: int) -> None:
     """Killed in the large file or among the small ones: no claim and no record without its bytes.
 
     The next push sends only what is not there.
     """
     files = {f"small{n}": f"{n}".encode() * 10_000 for n in range(9)}
     found = add(store, "model", {"large": LARGE, **files})
-    bucket = depot.writer.bucket  # type: ignore[attr-defined]
+    bucket = cache.writer.bucket  # type: ignore[attr-defined]
     arguments = [str(store.root), found.name, bucket.endpoint, bucket.name, bucket.prefix, str(at)]
     killed = subprocess.run([sys.executable, "-c", KILLED, *arguments], cwd=ROOT, check=False)
     assert killed.returncode == -signal.SIGKILL
-    there = set(depot.hands.paths(""))
+    there = set(cache.files.paths(""))
     assert {path.partition("/")[0] for path in there} <= {"blobs"}
-    done = push(store, [found.name], depot, signer=ALICE)
+    done = push(store, [found.name], cache, signer=ALICE)
     blobs = {bytes_path(entry.sha256) for entry in found.files}
     # what was on the way when it was killed may have arrived since
-    assert not set(depot.sent) & there
-    assert done.blobs == len(set(depot.sent) & blobs)
-    assert set(depot.hands.paths("blobs")) == blobs
+    assert not set(cache.sent) & there
+    assert done.blobs == len(set(cache.sent) & blobs)
+    assert set(cache.files.paths("blobs")) == blobs
     with other.lease("t") as lease:
-        assert Substituter(other, [depot], Trust({})).pull(found.name, lease)
+        assert Substituter(other, [cache], Trust({})).pull(found.name, lease)
     assert damage(other) == []
 
 
@@ -319,15 +315,15 @@ def test_a_server_that_always_breaks_is_given_up_and_the_part_kept(
 
 
 def test_a_wrong_beginning_costs_only_a_new_start(
-    store: Store, other: Store, depot: Watched
+    store: Store, other: Store, cache: Watched
 ) -> None:
     """A part that does not lead to the right bytes is thrown away, and the file got from the start."""
     found = add(store, "x", {"big": LARGE})
-    push(store, [found.name], depot)
+    push(store, [found.name], cache)
     (other.layout.downloads / f"{SHA256}.part").write_bytes(b"wrong beginning")
     with other.lease("t") as lease:
-        assert Substituter(other, [depot], Trust({})).pull(found.name, lease)
-    assert len(depot.fetched) == 2
+        assert Substituter(other, [cache], Trust({})).pull(found.name, lease)
+    assert len(cache.fetched) == 2
     assert damage(other) == []
 
 
@@ -369,15 +365,15 @@ def test_refusals_are_told_apart(  # noqa: PLR0917
     (tmp_path / "file").write_bytes(b"x")
     sha256 = hashlib.sha256(b"x").hexdigest()
     with running(static(tmp_path, ranges=True, refusing=Refusing(status, {}, body))) as url:
-        depot = quick(url)
+        cache = quick(url)
         asked = {
-            "read": lambda: depot.read("x"),
-            "fetch": lambda: depot.fetch("x", tmp_path / "part", 10, silent),
-            "write": lambda: depot.write("x", b"1"),
-            "put": lambda: depot.put("x", tmp_path / "file", sha256, silent),
+            "read": lambda: cache.read("x"),
+            "fetch": lambda: cache.fetch("x", tmp_path / "part", 10, silent),
+            "write": lambda: cache.write("x", b"1"),
+            "put": lambda: cache.put("x", tmp_path / "file", sha256, silent),
         }
         if status != 404:
-            asked["has"] = lambda: depot.has("x", 1)
+            asked["has"] = lambda: cache.has("x", 1)
         for name, ask in asked.items():
             with pytest.raises(MmError, match=words) as refused:
                 ask()
@@ -386,11 +382,11 @@ def test_refusals_are_told_apart(  # noqa: PLR0917
             assert CANARY not in str(refused.value)
 
 
-def test_only_what_is_not_there_is_a_miss(s3: str, depot: Watched, tmp_path: Path) -> None:
+def test_only_what_is_not_there_is_a_miss(s3: str, cache: Watched, tmp_path: Path) -> None:
     """A missing file is None; a missing bucket is an error, for whoever pulls or pushes."""
-    assert depot.read("x") is None
-    assert depot.fetch("x", tmp_path / "part", 10, silent) is None
-    assert not depot.has("x", 1)
+    assert cache.read("x") is None
+    assert cache.fetch("x", tmp_path / "part", 10, silent) is None
+    assert not cache.has("x", 1)
     nowhere = quick(s3, name="no-such-bucket")
     with pytest.raises(SourceMissing, match="no bucket no-such-bucket"):
         nowhere.read("x")
@@ -405,9 +401,9 @@ def test_nobody_at_the_endpoint(s3: str) -> None:
     assert "AWS_ENDPOINT_URL" in refused.value.remedy
 
 
-def test_without_credentials(s3: str, depot: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_credentials(s3: str, cache: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing in the environment, and no cloud that gives some: the remedy names the variables."""
-    depot.write("x", b"public")
+    cache.write("x", b"public")
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     monkeypatch.setenv("AWS_METADATA_ENDPOINT", "http://127.0.0.1:9")
@@ -456,8 +452,8 @@ def test_a_bucket_that_is_down_costs_a_build_nothing_but_the_asking(
     assert len(said) == 1
 
 
-def test_a_record_is_never_larger_than_records_are(depot: Watched) -> None:
+def test_a_record_is_never_larger_than_records_are(cache: Watched) -> None:
     """A huge file where a record is looked for is not read."""
-    depot.hands.replace("objects/x", b"0" * ((16 << 20) + 1))
+    cache.files.replace("objects/x", b"0" * ((16 << 20) + 1))
     with pytest.raises(SourceUnavailable, match="larger than any record"):
-        depot.read("objects/x")
+        cache.read("objects/x")

@@ -1,4 +1,4 @@
-"""Depots of every kind to push to and pull from, and hands to damage them with."""
+"""Binary caches of every kind to push to and pull from, and ways to damage them."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mmadmin.core.callbacks import Progress
-from mmadmin.core.store.depot import Depot, Folder, WritableDepot
+from mmadmin.core.store.binary_cache import BinaryCache, FolderCache, WritableBinaryCache
 
 if TYPE_CHECKING:  # the core's tests know no other room
-    from mmadmin.host.s3_depot import Bucket
+    from mmadmin.host.bucket import Bucket
 
 PART_BYTES = 5 << 20
 """The smallest part that S3 takes."""
@@ -27,7 +27,7 @@ CANARY = "a-secret-that-must-not-be-seen"
 _numbers = itertools.count(1)
 
 
-class FolderHands:
+class FolderFiles:
     """The files of a folder."""
 
     def __init__(self, root: Path) -> None:
@@ -44,7 +44,7 @@ class FolderHands:
         (self.root / path).unlink()
 
 
-class BucketHands:
+class BucketFiles:
     """The files of a bucket, by another library than ours."""
 
     def __init__(self, bucket: Bucket) -> None:
@@ -72,14 +72,14 @@ class BucketHands:
 
 
 class Watched:
-    """A depot that keeps what was fetched and sent."""
+    """A cache that keeps what was fetched and sent."""
 
     def __init__(
-        self, reader: Depot, writer: WritableDepot, hands: FolderHands | BucketHands
+        self, reader: BinaryCache, writer: WritableBinaryCache, files: FolderFiles | BucketFiles
     ) -> None:
         self.reader = reader
         self.writer = writer
-        self.hands = hands
+        self.files = files
         self.fetched: list[str] = []
         self.sent: list[str] = []
 
@@ -106,33 +106,31 @@ class Watched:
         self.writer.write(path, data)
 
 
-def folder_depot(root: Path) -> Watched:
+def folder_cache(root: Path) -> Watched:
     """A folder."""
-    folder = Folder(root)
-    return Watched(folder, folder, FolderHands(root))
+    folder = FolderCache(root)
+    return Watched(folder, folder, FolderFiles(root))
 
 
 @contextmanager
-def http_depot(root: Path) -> Iterator[Watched]:
+def http_cache(root: Path) -> Iterator[Watched]:
     """A folder that is pushed to directly and pulled from over HTTP."""
-    from mmadmin.host.substitute import HttpDepot
+    from mmadmin.host.binary_caches import web_cache
 
     with running(static(root, ranges=True)) as url:
-        reader = HttpDepot(url, pause_s=0)
-        try:
-            yield Watched(reader, Folder(root), FolderHands(root))
-        finally:
-            reader.close()
+        reader = web_cache(url, pause_s=0.001)
+        yield Watched(reader, FolderCache(root), FolderFiles(root))
 
 
-def s3_depot(endpoint: str, prefix: str = "team/models") -> Watched:
+def bucket_cache(endpoint: str, prefix: str = "team/models") -> Watched:
     """A new bucket of a server."""
-    from mmadmin.host.s3_depot import Bucket, S3Depot
+    from mmadmin.host.binary_caches import BucketCache
+    from mmadmin.host.bucket import Bucket
 
     bucket = Bucket(f"bucket-{next(_numbers)}", prefix, endpoint, "us-east-1")
-    hands = BucketHands(bucket)
-    depot = S3Depot(bucket, pause_s=0.001, part_bytes=PART_BYTES)
-    return Watched(depot, depot, hands)
+    files = BucketFiles(bucket)
+    cache = BucketCache(bucket, pause_s=0.001, part_bytes=PART_BYTES)
+    return Watched(cache, cache, files)
 
 
 @pytest.fixture(scope="session")
@@ -187,10 +185,12 @@ def static(
     ranges: bool,
     cut: Callable[[int], int | None] = lambda _: None,
     refusing: Refusing | None = None,
+    seen: list[str] | None = None,
 ) -> ThreadingHTTPServer:
     """A web server of a folder, which an S3 library takes for a bucket too.
 
-    `cut(n)` is how many bytes the n-th answer really sends. `asked` are the ranges asked for.
+    `cut(n)` is how many bytes the n-th answer really sends. `asked` are the ranges asked for,
+    `seen` the logins that were sent.
     """
 
     class Handler(BaseHTTPRequestHandler):
@@ -203,6 +203,8 @@ def static(
         def do_GET(self) -> None:
             self.rfile.read(int(self.headers.get("Content-Length", "0")))
             self.asked.append(self.headers.get("Range", ""))
+            if seen is not None:
+                seen.append(self.headers.get("Authorization", ""))
             if refusing:
                 self.send_response(refusing.status)
                 for name, value in refusing.headers.items():
