@@ -29,7 +29,7 @@ import numpy as np
 from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter
 
 from bench.fit_models import add_vocabulary, decoder
-from mmadmin.core.build.builder import realise
+from mmadmin.core.build.builder import UNOBSERVED, realise
 from mmadmin.core.build.derivation import Derivation
 from mmadmin.core.build.recipe import PathSource
 from mmadmin.core.engines.llama_server.engine import ENGINE
@@ -53,7 +53,7 @@ from mmadmin.host.facts import host_facts
 from mmadmin.host.fit import shape_of_model
 from mmadmin.host.readiness import wait_ready
 from mmadmin.host.supervisor import Supervisor
-from tests.support.engine import ENGINE_SOURCE, QUIET, toolbox_for
+from tests.support.engine import ENGINE_SOURCE, toolbox_for
 
 LIMIT_PERMILLE = 50
 SECRET = "bench-device"  # of an engine on loopback that lives for minutes
@@ -170,7 +170,7 @@ def build_engine(
     began = time.monotonic()
     built = realise(engine, store, toolbox_for(store, jobs=chosen.jobs), Says())
     print(f"engine ready after {time.monotonic() - began:.0f} s", flush=True)
-    source = realise(engine.inputs["source"], store, toolbox_for(store), QUIET)
+    source = realise(engine.inputs["source"], store, toolbox_for(store), UNOBSERVED)
     return store.object_path(built.object), store.object_path(source.object)
 
 

@@ -23,12 +23,12 @@ from pathlib import Path
 import numpy as np
 from gguf import GGUFWriter
 
-from mmadmin.core.build.builder import realise
+from mmadmin.core.build.builder import UNOBSERVED, realise
 from mmadmin.core.build.derivation import Derivation
 from mmadmin.core.build.recipe import Json
 from mmadmin.core.store import Store
 from mmadmin.core.store.ingest import hash_file
-from tests.support.engine import QUIET, engine_store, toolbox_for
+from tests.support.engine import engine_store, toolbox_for
 
 GIB = 1 << 30
 TENSOR_BYTES = 64 << 20
@@ -136,7 +136,7 @@ class Workplace:
             )
         shards = Derivation("shards", "fetch", 1, {"files": files}, {})
         self.inputs = {"shards": shards, "engine": cache.steps["engine"]}
-        name = realise(shards, self.store, toolbox_for(self.store), QUIET).object
+        name = realise(shards, self.store, toolbox_for(self.store), UNOBSERVED).object
         self.shards = self.store.object_path(name)
         self.tool = cache.path("engine") / "bin" / "llama-gguf-split"
         for path in paths:
@@ -169,7 +169,7 @@ class Workplace:
         tools = toolbox_for(self.store)
         self.settled.settle(self.shards)
         begin = time.perf_counter()
-        realise(merge, self.store, tools, QUIET)
+        realise(merge, self.store, tools, UNOBSERVED)
         return Times(self._hashed_at - begin, time.perf_counter() - begin)
 
 

@@ -338,7 +338,7 @@ def _rebuilt(goal: Derivation, store: Store, home: Home, watcher: Watcher) -> It
             continue
         watcher.step_started(derivation, "again, to compare")
         found = check_step(derivation, store, tools_of(home, watcher))
-        watcher.step_compared(derivation, found.outcome, found.words)
+        watcher.step_compared(derivation, found.outcome, found.message)
         yield found
 
 
@@ -350,7 +350,7 @@ def _show_checks(name: str, checks: list[Check], *, as_json: bool) -> None:
         for found in wrong:
             console.print(f"\n[red]{escape(found.object)}[/] is kept beside {found.rebuilt}")
             for difference in found.differences:
-                console.print(f"  {escape(str(difference.path))}: {escape(difference.words)}")
+                console.print(f"  {escape(str(difference.path))}: {escape(difference.message)}")
         console.print(f"\n{len(checks) - len(wrong)} of {len(checks)} steps came out as before")
     if wrong:
         raise typer.Exit(1)

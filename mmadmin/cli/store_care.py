@@ -152,7 +152,7 @@ def _show_damage(damaged: tuple[Verdict, ...]) -> None:
     for verdict in damaged:
         console.print(f"[red]{verdict.state}[/] {escape(verdict.name)}")
         for problem in verdict.problems[:10]:
-            console.print(f"    {escape(problem.path or 'the folder')} {escape(problem.words)}")
+            console.print(f"    {escape(problem.path or 'the folder')} {escape(problem.message)}")
 
 
 def repair(

@@ -179,7 +179,7 @@ def test_pull_from_a_served_store(
     thread.start()
     monkeypatch.setenv("MM_HOME", str(tmp_path / "other"))
     try:
-        with pytest.raises(MmError, match="no cache is configured"):
+        with pytest.raises(MmError, match="no binary cache is configured"):
             mm("pull", system)
         found = mm_json("pull", system, "--from", f"http://127.0.0.1:{server.server_address[1]}")
     finally:

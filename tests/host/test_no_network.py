@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mmadmin.core.build.builder import realise
+from mmadmin.core.build.builder import UNOBSERVED, realise
 from mmadmin.core.build.planner import plan
 from mmadmin.core.engines.llama_server.engine import ENGINE
 from mmadmin.core.engines.protocol import Seat
@@ -15,7 +15,7 @@ from mmadmin.core.engines.system import read_system
 from mmadmin.core.errors import SourceUnavailable
 from mmadmin.core.store import Store
 from mmadmin.host.index import find
-from tests.support.engine import QUIET, EngineStore, toolbox_for
+from tests.support.engine import EngineStore, toolbox_for
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def test_an_installed_system_is_realised_without_a_single_call(
     engine_store.seed(store)
     found = plan(engine_store.goal, store)
     assert {step.action for step in found.steps} == {"cached"}
-    record = realise(engine_store.goal, store, toolbox_for(store), QUIET)
+    record = realise(engine_store.goal, store, toolbox_for(store), UNOBSERVED)
     system = read_system(store.object_path(record.object))
     launch = ENGINE.launch(system, Seat(host="127.0.0.1", port=1))
     assert Path(launch.argv[0]).is_file()

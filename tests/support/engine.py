@@ -12,14 +12,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from mmadmin.core.build.builder import realise
+from mmadmin.core.build.builder import UNOBSERVED, realise
 from mmadmin.core.build.derivation import Derivation, topological
 from mmadmin.core.build.planner import Outputs
 from mmadmin.core.build.recipe import IndexSource
 from mmadmin.core.spec.assemble import assemble
 from mmadmin.core.spec.lock import Lock, LockedFile
 from mmadmin.core.spec.spec import Spec, parse_spec
-from mmadmin.core.store import Staging, Store, StoreObject
+from mmadmin.core.store import Staging, Store
 from mmadmin.host.facts import host_facts
 from mmadmin.host.toolbox import HostConfig, HostToolbox
 from tests.support.stores import copy_object
@@ -51,28 +51,6 @@ def cache_root() -> Path:
 def catalog_spec(name: str = "smollm2-135m") -> Spec:
     """A deployment of the catalog."""
     return parse_spec((CATALOG / f"{name}.toml").read_text(encoding="utf-8"))
-
-
-class _Quiet:
-    """Watches a build without a word."""
-
-    def step_started(self, derivation: Derivation, why: str) -> None:
-        pass
-
-    def step_waiting(self, derivation: Derivation, holder: str) -> None:
-        pass
-
-    def step_cached(self, derivation: Derivation, found: StoreObject) -> None:
-        pass
-
-    def step_built(self, derivation: Derivation, found: StoreObject, seconds: float) -> None:
-        pass
-
-    def step_failed(self, derivation: Derivation, error: BaseException) -> None:
-        pass
-
-
-QUIET = _Quiet()
 
 
 def toolbox_for(store: Store, **config: object):
@@ -149,6 +127,6 @@ def engine_store() -> EngineStore:
     root.mkdir(parents=True, exist_ok=True)
     store = Store(root)
     goal = assemble(catalog_spec(), LOCK, host_facts(root))
-    realise(goal, store, toolbox_for(store), QUIET)
+    realise(goal, store, toolbox_for(store), UNOBSERVED)
     steps = {**goal.inputs, "system": goal, "engine-source": goal.inputs["engine"].inputs["source"]}
     return EngineStore(store, goal, steps)

@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING, Protocol
 from mmadmin.core import catalog
 from mmadmin.core.build.derivation import Derivation, thawed, topological
 from mmadmin.core.build.outputs import check_mentions
-from mmadmin.core.build.planner import Outputs, RecipeOf, checked_recipe, plan, usable, why_now
+from mmadmin.core.build.planner import Outputs, RecipeOf, checked_recipe, plan_with, usable, why_now
 from mmadmin.core.build.recipe import FixedFile, Recipe, Toolbox
-from mmadmin.core.callbacks import Report
+from mmadmin.core.callbacks import Report, silent
 from mmadmin.core.errors import Conflict, DigestMismatch, MmError, StoreCorrupt
 from mmadmin.core.store import Entry, Lease, Realisation, Staging, Store, StoreObject
 from mmadmin.core.store.disk import disk_full
 from mmadmin.core.store.tree import fixed_entries, object_name
+from mmadmin.core.store.verify import is_intact
 
 if TYPE_CHECKING:
     from mmadmin.core.store.substitute import Substituter  # loads cryptography
@@ -75,6 +76,15 @@ class Observer(Protocol):
         ...
 
 
+class _Unobserved:
+    """An observer that ignores everything."""
+
+    step_started = step_waiting = step_cached = step_built = step_failed = staticmethod(silent)
+
+
+UNOBSERVED: Observer = _Unobserved()
+
+
 @dataclass(frozen=True, slots=True)
 class GoalRoot:
     """A root to set on the goal before the build's lease ends, so that nothing is collected."""
@@ -98,13 +108,14 @@ def realise(
 ) -> Realisation:
     """Realise a goal and everything that it needs, in order; returns the goal's record.
 
-    What is here already is only reported. Demand-driven: a step that an early cutoff made needless
-    is neither built nor reported. What `substituter` can get from other stores is not built; what
-    it cannot after all, is. `root` is set before the lease ends. `owner` says in words who builds,
-    to those who wait for a step of it.
+    What is here already is only reported, unless it is damaged: then it is made again.
+    Demand-driven: a step that an early cutoff made needless is neither built nor reported. What
+    `substituter` can get from other stores is not built; what it cannot after all, is. `root` is
+    set before the lease ends. `owner` names the builder for those who wait for a step of it.
     """
     with store.lease(owner or f"build of {goal.label}") as lease:
         outputs = Outputs(store, recipe_of, substituter)
+        _find_damage(goal, outputs)
         reported = _report_cached(goal, outputs, observer, lease)
         tried: set[str] = set()
         while (derivation := next_step(goal, outputs, tried)) is not None:
@@ -205,12 +216,23 @@ def _made_from(derivation: Derivation, outputs: Outputs) -> tuple[str, ...]:
     return tuple(sorted({name for name in found if name is not None}))
 
 
+def _find_damage(goal: Derivation, outputs: Outputs) -> None:
+    """Look for damage in what would be taken from the store, so that it is made again."""
+    known = outputs.of(goal)
+    if known.object is not None and usable(outputs, goal):
+        names = outputs.store.closure(known.object)
+    else:
+        found = (outputs.of(derivation) for derivation in topological(goal))
+        names = [one.object for one in found if one.here and one.object]
+    outputs.damaged.update(name for name in names if not is_intact(outputs.store, name))
+
+
 def _report_cached(
     goal: Derivation, outputs: Outputs, observer: Observer, lease: Lease
 ) -> set[str]:
     """Protect and report what is here; the digests of what was reported."""
     store = outputs.store
-    planned = plan(goal, store, outputs.recipe_of, outputs.elsewhere)
+    planned = plan_with(goal, outputs)
     steps = [step for step in planned.steps if step.action == "cached"]
     gone = set(store.protect(lease, [step.output for step in steps if step.output]))
     reported = set()
@@ -298,7 +320,7 @@ def _build(work: _Work, on_wait: Report, on_begin: Callable[[], None]) -> tuple[
             if record is None:  # pinned content that came some other way
                 record = _fixed_record(derivation, key, found.object)
                 store.record(record, derivation)
-            if not store.lost_reference(found.object):
+            if usable(outputs, derivation):
                 return record, False
         on_begin()
         with store.staging(lease, inherit=(lock_fd,)) as staging:

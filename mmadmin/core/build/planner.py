@@ -15,9 +15,10 @@ from mmadmin.core import catalog
 from mmadmin.core.build.derivation import Derivation, thawed, topological
 from mmadmin.core.build.recipe import FixedFile, Recipe
 from mmadmin.core.canonical import digest
-from mmadmin.core.errors import InvalidDerivation
+from mmadmin.core.errors import InvalidDerivation, StoreCorrupt
 from mmadmin.core.store import Store
 from mmadmin.core.store.tree import fixed_entries, object_name
+from mmadmin.core.store.verify import is_intact
 
 FIXED_DOMAIN = "mmadmin-fixed-v1"
 
@@ -54,7 +55,7 @@ class Elsewhere(Protocol):
 class Outputs:
     """Outputs of derivations as far as they are known: pinned, or recorded under their key.
 
-    Remembers what it found; make a new one after the store changed, or call `forget`.
+    Remembers what it found; call `refresh` after the store changed.
     """
 
     def __init__(
@@ -66,6 +67,8 @@ class Outputs:
         self.store = store
         self.recipe_of = recipe_of
         self.elsewhere = elsewhere
+        self.damaged: set[str] = set()
+        """Names of objects that are known to be damaged: they have to be made again."""
         self._known: dict[str, Known] = {}
 
     def of(self, derivation: Derivation) -> Known:
@@ -77,12 +80,20 @@ class Outputs:
         return self._known[derivation.digest]
 
     def refresh(self) -> None:
-        """Look again at everything that was not here; call it after a build or a collection."""
+        """Look again at what was not here or damaged; call it after a build or a collection."""
+        self.damaged = {name for name in self.damaged if not is_intact(self.store, name)}
         self._known = {
             key: known
             for key, known in self._known.items()
-            if known.here and known.object and self.store.has_object(known.object)
+            if known.here and known.object and self._is_here(known.object)
         }
+
+    def _is_here(self, name: str) -> bool:
+        try:
+            return self.store.has_object(name)
+        except StoreCorrupt:  # its folder is gone
+            self.damaged.add(name)
+            return False
 
     def _look(self, derivation: Derivation) -> Known:
         recipe = checked_recipe(derivation, self.recipe_of)
@@ -94,7 +105,7 @@ class Outputs:
                 FIXED_DOMAIN,
                 {"name": derivation.name, "files": [entry.as_json() for entry in entries]},
             )
-            return Known(key, name, self.store.has_object(name), fixed)
+            return Known(key, name, self._is_here(name), fixed)
         realised: dict[str, str] = {}
         for input_name, needed in derivation.inputs.items():
             output = self._known[needed.digest].object
@@ -103,11 +114,11 @@ class Outputs:
             realised[input_name] = output if recipe.refers_to_inputs else output[:64]
         key = derivation.resolved_key(realised)
         claim = self.store.realisation_record(key)
-        if claim is not None and (self.elsewhere is None or self.store.has_object(claim.object)):
-            return Known(key, claim.object, self.store.has_object(claim.object))
+        if claim is not None and (self.elsewhere is None or self._is_here(claim.object)):
+            return Known(key, claim.object, self._is_here(claim.object))
         there = self.elsewhere.output(key) if self.elsewhere else None
         if there is not None:
-            return Known(key, there, self.store.has_object(there), elsewhere=True)
+            return Known(key, there, self._is_here(there), elsewhere=True)
         return Known(key, claim.object if claim else None, here=False)
 
 
@@ -218,7 +229,11 @@ def plan(
 
     Everything that is here is listed as cached; of what is not here, only what the goal needs.
     """
-    outputs = Outputs(store, recipe_of, elsewhere)
+    return plan_with(goal, Outputs(store, recipe_of, elsewhere))
+
+
+def plan_with(goal: Derivation, outputs: Outputs) -> Plan:
+    """The same, by what is known already."""
     outputs.of(goal)
     order = topological(goal)
     here = {d.digest for d in order if usable(outputs, d)}
@@ -237,9 +252,11 @@ def plan(
 
 
 def usable(outputs: Outputs, derivation: Derivation) -> bool:
-    """True when its object is here, with everything that the object needs."""
+    """True when its object is here and whole, with everything that the object needs."""
     known = outputs.of(derivation)
     if not known.here or known.object is None:
+        return False
+    if outputs.damaged and not outputs.damaged.isdisjoint(outputs.store.closure(known.object)):
         return False
     return outputs.store.lost_reference(known.object) is None
 
@@ -276,9 +293,12 @@ def _todo(derivation: Derivation, outputs: Outputs) -> PlanStep:
         return PlanStep(derivation, "build", why, None, 0, certain=False)
     if known.object is None:
         return PlanStep(derivation, "build", _what_changed(derivation, outputs), None, 0)
-    if known.here:
-        # only a lost reference makes a step that is here one that is to be done
-        why = f"it needs {store.lost_reference(known.object)}, which is gone"
+    if known.object in outputs.damaged:
+        why = "built before, but damaged"
+    elif known.here:
+        lost = store.lost_reference(known.object)
+        damaged = outputs.damaged.intersection(store.closure(known.object))
+        why = f"it needs {lost}, which is gone" if lost else f"it needs {min(damaged)}: damaged"
     else:
         why = "built before, but no longer in the store"
     return PlanStep(derivation, "build", why, known.object, 0)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mmadmin.core import catalog
-from mmadmin.core.build.builder import StepTools, ToolsFor
+from mmadmin.core.build.builder import UNOBSERVED, StepTools, ToolsFor, realise
 from mmadmin.core.build.derivation import Derivation, thawed
 from mmadmin.core.build.planner import Outputs, RecipeOf, checked_recipe
 from mmadmin.core.errors import (
@@ -25,6 +25,8 @@ from mmadmin.core.errors import (
 )
 from mmadmin.core.formats.gguf.header import read_header, tensor_digests
 from mmadmin.core.store import Entry, Lease, Staging, Store, StoreObject
+from mmadmin.core.store.commit import hash_tree
+from mmadmin.core.store.tree import object_name
 
 Outcome = Literal["match", "mismatch", "inconclusive"]
 
@@ -34,13 +36,13 @@ class Difference:
     """A path that came out otherwise."""
 
     path: str
-    words: str
+    message: str
     tensors: tuple[str, ...] = ()
     """Names of the tensors that differ, for a GGUF; empty when only metadata does."""
 
     def as_json(self) -> dict[str, Any]:
         """The difference as data."""
-        return {"path": self.path, "difference": self.words, "tensors": list(self.tensors)}
+        return {"path": self.path, "difference": self.message, "tensors": list(self.tensors)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,7 @@ class Check:
 
     derivation: str
     outcome: Outcome
-    words: str
+    message: str
     object: str
     """What the store has."""
     rebuilt: str = ""
@@ -61,7 +63,7 @@ class Check:
         return {
             "derivation": self.derivation,
             "outcome": self.outcome,
-            "words": self.words,
+            "message": self.message,
             "object": self.object,
             "rebuilt": self.rebuilt,
             "differences": [d.as_json() for d in self.differences],
@@ -88,33 +90,35 @@ def check(
         )
     recipe = checked_recipe(derivation, recipe_of)
     if known.fixed is not None:
-        words = "its content is pinned: `mm store verify --contents` compares it with the pin"
-        return Check(derivation.digest, "inconclusive", words, known.object)
+        message = "its content is pinned: `mm store verify --contents` compares it with the pin"
+        return Check(derivation.digest, "inconclusive", message, known.object)
     with store.lease(f"check of {derivation.label}") as lease:
         store.protect(lease, [known.object])
         old = _here(store, known.object)
         lacking = [d for d in derivation.inputs.values() if not outputs.of(d).here]
         if lacking:
-            words = f"its input {lacking[0].label} is no longer in the store"
-            return Check(derivation.digest, "inconclusive", words, old.name)
+            message = f"its input {lacking[0].label} is no longer in the store"
+            return Check(derivation.digest, "inconclusive", message, old.name)
         with rebuilt(derivation, outputs, toolbox_for, lease) as (staging, tools):
-            new = store.seal(staging, derivation.name, refs=old.refs, known=tools.known)
-            if new.name == old.name:
+            entries = hash_tree(staging, tools.known)
+            if object_name(entries, derivation.name) == old.name:
                 return Check(derivation.digest, "match", "every byte is the same", old.name)
+            hashed = {entry.path: entry.sha256 for entry in entries if entry.kind == "file"}
+            new = store.seal(staging, derivation.name, refs=old.refs, known=hashed)
             store.add_root(
                 "check", derivation.digest, new.name, f"differs from {old.name} when rebuilt"
             )
         differences = compare(old, new)
     if recipe.determinism == "none":
         outcome: Outcome = "inconclusive"
-        words = f"differs, but {derivation.recipe} does not promise the same bytes"
+        message = f"differs, but {derivation.recipe} does not promise the same bytes"
     else:
         outcome = "mismatch"
-        words = f"{len(differences)} paths differ, though {derivation.recipe} promises "
-        words += "the same bytes" + (
+        message = f"{len(differences)} paths differ, though {derivation.recipe} promises "
+        message += "the same bytes" + (
             " on the same platform" if recipe.determinism == "same-platform" else ""
         )
-    return Check(derivation.digest, outcome, words, old.name, new.name, differences)
+    return Check(derivation.digest, outcome, message, old.name, new.name, differences)
 
 
 def _here(store: Store, name: str) -> StoreObject:
@@ -154,8 +158,8 @@ def compare(old: StoreObject, new: StoreObject) -> tuple[Difference, ...]:
         if was == is_:
             continue
         if was is None or is_ is None:
-            words = "is only in the rebuild" if was is None else "is missing in the rebuild"
-            found.append(Difference(path, words))
+            message = "is only in the rebuild" if was is None else "is missing in the rebuild"
+            found.append(Difference(path, message))
         else:
             found.append(_difference(path, was, is_, old.path / path, new.path / path))
     return tuple(found)
@@ -182,8 +186,8 @@ def _gguf_difference(path: str, one: Path, other: Path) -> Difference:
     names = tuple(
         name for name in sorted(before.keys() | after.keys()) if before.get(name) != after.get(name)
     )
-    words = f"{len(names)} of {len(before)} tensors differ" if names else "only metadata differs"
-    return Difference(path, words, names)
+    message = f"{len(names)} of {len(before)} tensors differ" if names else "only metadata differs"
+    return Difference(path, message, names)
 
 
 def _digests(path: Path) -> Mapping[str, str]:
@@ -233,10 +237,10 @@ def load_graph(store: Store, digest: str) -> Derivation:
 
 
 class Rebuild:
-    """Gets a damaged file back by running its step again; a `verify.BlobSource`.
+    """Gets a damaged file back by running its step again; a `repair.BlobSource`.
 
     For a fetch this downloads: files that are whole are taken from the store, so that only the
-    damaged one is transferred.
+    damaged one is transferred. Inputs that were collected are fetched or built again first.
     """
 
     label = "a rebuild"
@@ -255,16 +259,26 @@ class Rebuild:
                 derivation = load_graph(self.store, record.derivation)
             except MmError:  # built elsewhere: there is no record of how
                 continue
-            outputs = Outputs(self.store, self.recipe_of)
-            with (
-                self.store.lease(f"repair of {derivation.label}") as lease,
-                rebuilt(derivation, outputs, self.toolbox_for, lease) as (staging, _),
-            ):
-                made = staging.out / want.path
-                if made.is_file() and not made.is_symlink():
-                    made.rename(to)
-                    return True
+            with self.store.lease(f"repair of {derivation.label}") as lease:
+                self._realise_inputs(derivation)
+                outputs = Outputs(self.store, self.recipe_of)
+                with rebuilt(derivation, outputs, self.toolbox_for, lease) as (staging, _):
+                    made = staging.out / want.path
+                    if made.is_file() and not made.is_symlink():
+                        made.rename(to)
+                        return True
         return False
+
+    def _realise_inputs(self, derivation: Derivation) -> None:
+        for needed in derivation.inputs.values():
+            realise(
+                needed,
+                self.store,
+                self.toolbox_for,
+                UNOBSERVED,
+                recipe_of=self.recipe_of,
+                owner=f"repair of {derivation.label}",
+            )
 
 
 __all__: Sequence[str] = ["Check", "Difference", "Rebuild", "check", "compare", "load_graph"]

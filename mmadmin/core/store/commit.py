@@ -16,19 +16,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mmadmin.core.build.derivation import Derivation
-from mmadmin.core.callbacks import Progress
+from mmadmin.core.callbacks import Progress, silent
 from mmadmin.core.store import tree
-from mmadmin.core.store.files import EPOCH, fsync_path, stamp
+from mmadmin.core.store.files import EPOCH, fsync_path, is_sealed, sealed_mode, stamp
 from mmadmin.core.store.ingest import hash_file
 from mmadmin.core.store.locks import file_lock
 from mmadmin.core.store.records import Realisation, StoreObject
 from mmadmin.core.store.rows import insert_derivation, insert_object, insert_realisation
 from mmadmin.core.store.staging import Staging
 from mmadmin.core.store.tree import Entry
+from mmadmin.core.store.verify import stat_problems
 from mmadmin.core.store.writer import Writer
 
 
-def hash_tree(staging: Staging, known: Mapping[str, str], progress: Progress) -> tuple[Entry, ...]:
+def hash_tree(
+    staging: Staging, known: Mapping[str, str], progress: Progress = silent
+) -> tuple[Entry, ...]:
     """The entries of an attempt's output; reads only files whose digest nobody told."""
     entries = []
     for found in tree.scan(staging.out):
@@ -64,6 +67,8 @@ class Commit:
         with store.lock(f"object-{self.name[:64]}", owner=self.staging.lease.owner):
             gone = store.protect(self.staging.lease, [self.name])
             here = None if gone else store.object(self.name)
+            if here is not None and stat_problems(store, here):
+                here = None  # damaged: ours takes its place
             if here is None:
                 self._canonicalise()
                 store.after("flushed")
@@ -80,7 +85,7 @@ class Commit:
         self._link_blobs()
         store.after("linked")
         target = store.object_path(self.name)
-        if target.exists():  # a path without a row: an earlier attempt was killed
+        if target.exists():  # damaged, or without a row: an earlier attempt was killed
             store.discard(target)
         self.staging.out.rename(target)
         store.after("renamed")
@@ -105,7 +110,7 @@ class Commit:
         realisation = self.realise(self.name) if self.realise else None
         if realisation is not None:
             store.write_realisation(realisation, self.derivation)
-            store.after("claimed")
+            store.after("realised")
         with store.index.write() as index:
             insert_object(index, found)
             if realisation is not None:
@@ -119,7 +124,7 @@ class Commit:
         for entry in self.entries:
             if entry.kind == "file":
                 path = self.staging.out / entry.path
-                path.chmod(0o555 if entry.executable else 0o444)
+                path.chmod(sealed_mode(executable=entry.executable))
                 stamp(path)
                 fsync_path(path)
             elif entry.kind == "link":
@@ -164,7 +169,8 @@ def _share(path: Path, blob: Path, entry: Entry, scratch: Path) -> bool:
     if os.path.samestat(there, path.stat()):
         return False
     temporary = scratch / uuid.uuid4().hex
-    if there.st_size != entry.size:  # a damaged blob: ours is right
+    sound = there.st_size == entry.size and is_sealed(there, executable=entry.executable)
+    if not sound:  # a damaged blob: ours is right
         os.link(path, temporary)
         temporary.replace(blob)
         return True

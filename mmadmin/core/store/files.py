@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import stat
 import uuid
 from contextlib import suppress
 from pathlib import Path
@@ -47,10 +48,22 @@ def write_file(path: Path, data: bytes) -> None:
     fsync_path(path.parent)
 
 
+def sealed_mode(*, executable: bool) -> int:
+    """The mode of a sealed file."""
+    return 0o555 if executable else 0o444
+
+
+def is_sealed(info: os.stat_result, *, executable: bool) -> bool:
+    """False for a file that was changed since it was sealed, or was found to be damaged."""
+    mode = sealed_mode(executable=executable)
+    return stat.S_IMODE(info.st_mode) == mode and int(info.st_mtime) == EPOCH[1]
+
+
 def take_blob(blob: Path, size: int, target: Path) -> bool:
-    """Link a blob to a new path; False when it is not there or not whole."""
+    """Link a blob to a new path; False when it is missing, or known to be damaged."""
     try:
-        if blob.stat().st_size != size:
+        info = blob.stat()
+        if info.st_size != size or not is_sealed(info, executable=blob.name.endswith("-x")):
             return False
         target.parent.mkdir(parents=True, exist_ok=True)
         link_or_copy(blob, target)

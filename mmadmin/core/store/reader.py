@@ -11,6 +11,7 @@ from mmadmin.core.build.recipe import FixedFile
 from mmadmin.core.canonical import parse
 from mmadmin.core.errors import NotFound, StoreCorrupt
 from mmadmin.core.store import tree
+from mmadmin.core.store.files import is_sealed
 from mmadmin.core.store.index import Index
 from mmadmin.core.store.layout import Layout
 from mmadmin.core.store.locks import LeaseRecord, leases_in
@@ -152,8 +153,12 @@ class Reader:
         return row[0] if row else None
 
     def has_blob(self, sha256: str, *, executable: bool = False) -> bool:
-        """True when the bytes are here in that form."""
-        return self.layout.blob(sha256, executable=executable).is_file()
+        """True when the bytes are here in that form, and not known to be damaged."""
+        try:
+            info = self.layout.blob(sha256, executable=executable).stat()
+        except FileNotFoundError:
+            return False
+        return is_sealed(info, executable=executable)
 
     def blob_path(self, sha256: str, *, executable: bool = False) -> Path:
         """Where the bytes are, or would be."""
@@ -178,6 +183,6 @@ def missing_path(name: str) -> StoreCorrupt:
     """The error of a row without a path."""
     return StoreCorrupt(
         f"the store's index names {name}, but its folder is gone",
-        remedy="mend it with `mm store repair`",
+        remedy="repair it with `mm store repair`",
         object=name,
     )

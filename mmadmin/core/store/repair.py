@@ -21,7 +21,7 @@ from mmadmin.core.store.records import StoreObject
 from mmadmin.core.store.staging import Staging
 from mmadmin.core.store.store import Store
 from mmadmin.core.store.tree import Entry
-from mmadmin.core.store.verify import Verdict, recorded, verify
+from mmadmin.core.store.verify import Verdict, recorded, stat_problems
 
 
 class BlobSource(Protocol):
@@ -71,28 +71,28 @@ def repair(
     """Repair objects: only damaged files are fetched again, the rest is corrected in place."""
     repaired: list[str] = []
     blobs: list[tuple[str, str]] = []
-    failed: list[tuple[str, str]] = []
+    failed: dict[str, str] = {}
+    left = list(damaged)
     with store.lease("repair") as lease:
-        for verdict in damaged:
-            found = recorded(store, verdict.name)
-            with (
-                store.lock(f"object-{found.hash}", owner="repair"),
-                store.staging(lease) as staging,
-            ):
-                work = _Repair(store, staging, found, sources, report, blobs)
-                try:
-                    work.run({p.path for p in verdict.problems})
-                except MmError as error:
-                    failed.append((found.name, error.message))
-                    report(f"{found.name}: {error.message}")
-                    continue
-            left = verify(store, [found.name]).damaged
-            if left:
-                failed.append((found.name, left[0].problems[0].words))
-            else:
-                repaired.append(found.name)
-                report(f"{found.name}: repaired")
-    return Repaired(tuple(repaired), tuple(blobs), tuple(failed))
+        while left:
+            failed = {}
+            for verdict in left:
+                found = recorded(store, verdict.name)
+                with (
+                    store.lock(f"object-{found.hash}", owner="repair"),
+                    store.staging(lease) as staging,
+                ):
+                    work = _Repair(store, staging, found, sources, report, blobs)
+                    problem = work.run({p.path for p in verdict.problems})
+                if problem:
+                    failed[found.name] = problem
+                else:
+                    repaired.append(found.name)
+                report(f"{found.name}: {problem or 'repaired'}")
+            if len(failed) == len(left):
+                break
+            left = [one for one in left if one.name in failed]  # its inputs may be repaired by now
+    return Repaired(tuple(repaired), tuple(blobs), tuple(failed.items()))
 
 
 @dataclass(slots=True)
@@ -104,15 +104,21 @@ class _Repair:
     report: Report
     blobs: list[tuple[str, str]]
 
-    def run(self, wrong: set[str]) -> None:
-        """Correct what is wrong; `wrong` are the paths with problems."""
-        good: dict[str, Path] = {}
-        for entry in self.found.files:
-            if entry.kind == "file" and (entry.path in wrong or not self.found.path.is_dir()):
-                good[entry.path] = self._good_blob(entry)
-        with file_lock(self.store.layout.lock("gc"), shared=True):
-            self._rebuild_tree(good)
-            self.store.write_record(self.found)
+    def run(self, wrong: set[str]) -> str:
+        """Correct what is wrong, at the paths `wrong`; why it failed, or "" when it is whole."""
+        try:
+            good = {
+                entry.path: self._good_blob(entry)
+                for entry in self.found.files
+                if entry.kind == "file" and (entry.path in wrong or not self.found.path.is_dir())
+            }
+            with file_lock(self.store.layout.lock("gc"), shared=True):
+                self._rebuild_tree(good)
+                self.store.write_record(self.found)
+        except MmError as error:
+            return error.message
+        left = stat_problems(self.store, self.found)
+        return left[0].message if left else ""
 
     def _good_blob(self, entry: Entry) -> Path:
         """The blob's path once its bytes are right, whatever that takes."""

@@ -20,8 +20,8 @@ from mmadmin.core.canonical import parse
 from mmadmin.core.errors import InvalidDerivation, NotFound, StoreCorrupt
 from mmadmin.core.store.files import EPOCH
 from mmadmin.core.store.ingest import hash_file
+from mmadmin.core.store.reader import Reader
 from mmadmin.core.store.records import StoreObject
-from mmadmin.core.store.store import Store
 from mmadmin.core.store.tree import Entry
 
 State = Literal["ok", "corrupt", "missing"]
@@ -33,7 +33,7 @@ class Problem:
 
     path: str
     """Inside the object; empty for the object's folder, `.json` for its record."""
-    words: str
+    message: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Verdict:
         return {
             "name": self.name,
             "state": self.state,
-            "problems": [{"path": p.path, "problem": p.words} for p in self.problems],
+            "problems": [{"path": p.path, "problem": p.message} for p in self.problems],
         }
 
 
@@ -82,38 +82,40 @@ class Verified:
 
 
 def verify(
-    store: Store,
+    store: Reader,
     names: Iterable[str] | None = None,
     *,
     contents: bool = False,
     progress: Progress = silent,
 ) -> Verified:
-    """Check objects, all of them by default; changes nothing.
+    """Check objects, all of them by default.
 
-    `progress` hears bytes read and bytes to read, with contents.
+    With `contents`, `progress` is told the bytes read and to be read, and a file that turns out to
+    be damaged gets a new modification time: from then on every stat check sees it, and no build
+    takes its bytes.
     """
     begin = time.monotonic()
     objects = list(store.objects()) if names is None else [recorded(store, n) for n in names]
-    problems = {found.name: _stat_check(store, found) for found in objects}
+    problems = {found.name: stat_problems(store, found) for found in objects}
     read = 0
     if contents:
         read = _read_contents(objects, problems, progress)
     verdicts = []
     for found in objects:
         wrong = problems[found.name]
-        missing = any(p.path == "" and p.words == GONE for p in wrong)
+        missing = any(p.path == "" and p.message == GONE for p in wrong)
         state: State = "missing" if missing else "corrupt" if wrong else "ok"
         verdicts.append(Verdict(found.name, state, tuple(wrong)))
     return Verified(tuple(verdicts), contents, read, time.monotonic() - begin)
 
 
-def require_intact(store: Store, name: str) -> None:
+def require_intact(store: Reader, name: str) -> None:
     """Raise `StoreCorrupt` unless an object and all that it needs pass the stat check."""
     lost = store.lost_reference(name)
     if lost is not None:
         raise StoreCorrupt(
             f"{lost} is not in the store" + ("" if lost == name else f", but {name} needs it"),
-            remedy="build the generation again, or pull it from another store",
+            remedy="build the generation again (`mm rebuild`), or pull it from another store",
             object=lost,
         )
     damaged = verify(store, store.closure(name)).damaged
@@ -121,8 +123,8 @@ def require_intact(store: Store, name: str) -> None:
         first = damaged[0]
         where = first.problems[0].path or "its folder"
         raise StoreCorrupt(
-            f"{first.name} is {first.state}: {where} {first.problems[0].words}",
-            remedy=f"mend it with `mm store repair {first.name[:16]}`",
+            f"{first.name} is {first.state}: {where} {first.problems[0].message}",
+            remedy=f"repair it with `mm store repair {first.name[:16]}`",
             object=first.name,
             damaged=[verdict.name for verdict in damaged],
         )
@@ -131,7 +133,7 @@ def require_intact(store: Store, name: str) -> None:
 GONE = "is gone"
 
 
-def recorded(store: Store, name: str) -> StoreObject:
+def recorded(store: Reader, name: str) -> StoreObject:
     """What the index says about an object, whole or not; `NotFound` when it says nothing."""
     found = store.recorded(name)
     if found is None:
@@ -139,7 +141,14 @@ def recorded(store: Store, name: str) -> StoreObject:
     return found
 
 
-def _stat_check(store: Store, found: StoreObject) -> list[Problem]:
+def is_intact(store: Reader, name: str) -> bool:
+    """True when an object passes the stat check."""
+    found = store.recorded(name)
+    return found is not None and not stat_problems(store, found)
+
+
+def stat_problems(store: Reader, found: StoreObject) -> list[Problem]:
+    """What the stat check finds wrong with an object."""
     if not found.path.is_dir():
         return [Problem("", GONE)]
     problems = []
@@ -169,7 +178,7 @@ def _paths(folder: Path, prefix: str) -> set[str]:
     return found
 
 
-def _wrong_path(store: Store, found: StoreObject, entry: Entry) -> str:
+def _wrong_path(store: Reader, found: StoreObject, entry: Entry) -> str:
     path = found.path / entry.path
     try:
         info = path.lstat()
@@ -201,7 +210,7 @@ def _wrong_inode(info: os.stat_result, entry: Entry) -> str:
     return ""
 
 
-def _wrong_record(store: Store, found: StoreObject) -> str:
+def _wrong_record(store: Reader, found: StoreObject) -> str:
     try:
         value = parse(store.layout.sidecar(found.name).read_bytes())
     except FileNotFoundError:
@@ -236,12 +245,14 @@ def _read_contents(
         try:
             sha256, size = hash_file(path, progress=partial(_shifted, progress, before, total))
             done += size
-            words = f"has the content {sha256[:12]}… instead of"
+            message = f"has the content {sha256[:12]}… instead of"
         except OSError as error:
-            sha256, words = "", f"cannot be read ({os.strerror(error.errno or 0)}), wanted is"
-        for name, entry in places[inode]:
-            if entry.sha256 != sha256:
-                problems[name].append(Problem(entry.path, f"{words} {entry.sha256[:12]}…"))
+            sha256, message = "", f"cannot be read ({os.strerror(error.errno or 0)}), wanted is"
+        wrong = [(name, entry) for name, entry in places[inode] if entry.sha256 != sha256]
+        for name, entry in wrong:
+            problems[name].append(Problem(entry.path, f"{message} {entry.sha256[:12]}…"))
+        if wrong:
+            os.utime(path)
     return done
 
 

@@ -19,7 +19,7 @@ from mmadmin.core.callbacks import Report, silent
 from mmadmin.core.canonical import canonical, parse
 from mmadmin.core.errors import InvalidDerivation, StoreCorrupt
 from mmadmin.core.store.disk import Disk
-from mmadmin.core.store.files import fsync_path, stamp, unlink_tree, write_file
+from mmadmin.core.store.files import fsync_path, sealed_mode, stamp, unlink_tree, write_file
 from mmadmin.core.store.index import TABLES
 from mmadmin.core.store.locks import REPORT_EVERY_S, Lease, file_lock, lease_in, sweep_leases
 from mmadmin.core.store.reader import Reader
@@ -66,7 +66,13 @@ class Writer(Reader):
         names = list(names)
         with file_lock(self.layout.lock("gc"), shared=True):
             lease.add(names)
-            return [name for name in names if not self.has_object(name)]
+            return [name for name in names if not self._is_there(name)]
+
+    def _is_there(self, name: str) -> bool:
+        try:
+            return self.has_object(name)
+        except StoreCorrupt:  # a row without a path
+            return False
 
     @contextmanager
     def lock(
@@ -100,7 +106,7 @@ class Writer(Reader):
 
         With `stay` the file is linked instead, so that no collection can come in between.
         """
-        path.chmod(0o555 if executable else 0o444)
+        path.chmod(sealed_mode(executable=executable))
         stamp(path)
         fsync_path(path)
         with file_lock(self.layout.lock("gc"), shared=True):

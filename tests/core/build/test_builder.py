@@ -33,7 +33,7 @@ STEPS = [
     "linked",
     "renamed",
     "described",
-    "claimed",
+    "realised",
     "indexed",
     "unlocked",
 ]

@@ -10,11 +10,15 @@ import gguf
 import numpy as np
 import pytest
 
-from mmadmin.core.build.builder import realise
+from mmadmin.core.build.builder import GoalRoot, realise
+from mmadmin.core.build.derivation import Derivation
+from mmadmin.core.build.planner import plan
 from mmadmin.core.build.rebuild import Rebuild, check, load_graph
 from mmadmin.core.build.recipe import Params
 from mmadmin.core.errors import NotFound
 from mmadmin.core.store import Store
+from mmadmin.core.store.files import unlink_tree
+from mmadmin.core.store.gc import collect
 from mmadmin.core.store.repair import repair
 from mmadmin.core.store.verify import verify
 from tests.core.store.test_verify import flip
@@ -103,7 +107,7 @@ def test_other_bytes_are_a_mismatch_with_the_files_named(store: Store) -> None:
     done = realise(goal, store, tools_for, Watch(), recipe_of=shop.recipe_of)
     found = check(goal, store, tools_for, recipe_of=shop.recipe_of)
     assert found.outcome == "mismatch"
-    assert {d.path: d.words for d in found.differences} == {
+    assert {d.path: d.message for d in found.differences} == {
         "bytes": "11 → 11 bytes, first differs at byte 10",
         "mode": "has another executable bit",
         "link": "pointed to bytes, points to same",
@@ -122,12 +126,12 @@ def test_gguf_files_name_their_tensors(store: Store) -> None:
     tensors = shop_with(Varying(lambda out, turn: write_model(out / "m.gguf", turn)))
     realise(step("x"), store, tools_for, Watch(), recipe_of=tensors.recipe_of)
     (difference,) = check(step("x"), store, tools_for, recipe_of=tensors.recipe_of).differences
-    assert (difference.words, difference.tensors) == ("1 of 2 tensors differ", ("b",))
+    assert (difference.message, difference.tensors) == ("1 of 2 tensors differ", ("b",))
 
     notes = shop_with(Varying(lambda out, turn: write_model(out / "m.gguf", 1, f"turn {turn}")))
     realise(step("y"), store, tools_for, Watch(), recipe_of=notes.recipe_of)
     (difference,) = check(step("y"), store, tools_for, recipe_of=notes.recipe_of).differences
-    assert (difference.words, difference.tensors) == ("only metadata differs", ())
+    assert (difference.message, difference.tensors) == ("only metadata differs", ())
 
 
 def test_what_cannot_be_decided_is_inconclusive(store: Store) -> None:
@@ -148,7 +152,7 @@ def test_what_cannot_be_decided_is_inconclusive(store: Store) -> None:
         index.execute("DELETE FROM object WHERE name = ?", (name,))
     found = check(goal, store, tools_for, recipe_of=plain.recipe_of)
     assert found.outcome == "inconclusive"
-    assert "pinned source" in found.words
+    assert "pinned source" in found.message
     with pytest.raises(NotFound):
         check(step("never-built"), store, tools_for, recipe_of=plain.recipe_of)
 
@@ -178,3 +182,106 @@ def test_a_damaged_file_comes_back_by_running_its_step_again(store: Store) -> No
     assert {source for _, source in done.blobs} == {"a rebuild"}
     assert damage(store) == []
     assert shop.ran == ["b", "b", "hello", "hello"]
+
+
+@pytest.fixture
+def goal() -> Derivation:
+    """A system that names a model, which is built from a pinned source."""
+    return step("system", recipe="links", model=step("model", s=pin("source", "weights")))
+
+
+def collected(store: Store, goal: Derivation, shop: Shop) -> tuple[str, str]:
+    """Build the goal and collect its source; the names of system and model."""
+    done = realise(
+        goal, store, tools_for, Watch(), recipe_of=shop.recipe_of, root=GoalRoot("g", "1", "")
+    )
+    collect(store, look=lambda *_: [])
+    assert [name[65:] for name in store.names() if name.endswith("source")] == []
+    (model,) = [name for name in store.names() if name.endswith("-model")]
+    return done.object, model
+
+
+def test_repair_fetches_collected_sources_again(store: Store, goal: Derivation) -> None:
+    """What a damaged object was built from need not be in the store any more."""
+    shop = Shop()
+    _, model = collected(store, goal, shop)
+    flip(store.object_path(model) / "text")
+    done = repair(
+        store,
+        verify(store, contents=True).damaged,
+        [Rebuild(store, tools_for, recipe_of=shop.recipe_of)],
+    )
+    assert done.failed == ()
+    assert done.repaired == (model,)
+    assert shop.pinned.ran == ["weights", "weights"]
+    assert damage(store) == []
+
+
+def test_a_lost_folder_whose_sources_were_collected_is_repaired(
+    store: Store, goal: Derivation
+) -> None:
+    """The row of an object without a folder stands in nobody's way."""
+    shop = Shop()
+    _, model = collected(store, goal, shop)
+    unlink_tree(store.object_path(model))
+    store.blob_path(store.recorded(model).files[0].sha256).unlink()  # type: ignore[union-attr]
+    done = repair(
+        store, verify(store).damaged, [Rebuild(store, tools_for, recipe_of=shop.recipe_of)]
+    )
+    assert done.failed == ()
+    assert damage(store) == []
+
+
+def test_damage_in_an_input_is_repaired_before_what_is_built_from_it(store: Store) -> None:
+    """The order in which damaged objects are listed does not matter."""
+    shop = Shop()
+    for seed in range(4):  # names begin with a hash: some seeds have the input first, some last
+        goal = step(f"top{seed}", s=pin(f"source{seed}", f"weights{seed}"))
+        realise(goal, store, tools_for, Watch(), recipe_of=shop.recipe_of)
+    for found in store.objects():
+        flip(found.path / "text")
+    done = repair(
+        store,
+        verify(store, contents=True).damaged,
+        [Rebuild(store, tools_for, recipe_of=shop.recipe_of)],
+    )
+    assert done.failed == ()
+    assert damage(store) == []
+
+
+@pytest.mark.parametrize("how", ["content", "blob", "folder", "mode"])
+def test_a_damaged_object_is_built_again_not_called_cached(
+    store: Store, goal: Derivation, how: str
+) -> None:
+    """A build heals what it needs, whatever is wrong with it, and says what it did."""
+    shop = Shop()
+    system, model = collected(store, goal, shop)
+    text = store.object_path(model) / "text"
+    if how == "content":
+        flip(text)
+        verify(store, contents=True)
+    elif how == "blob":
+        store.blob_path(store.recorded(model).files[0].sha256).unlink()  # type: ignore[union-attr]
+    elif how == "folder":
+        unlink_tree(store.object_path(model))
+    else:
+        text.chmod(0o644)
+    watch = Watch()
+    done = realise(goal, store, tools_for, watch, recipe_of=shop.recipe_of)
+    assert done.object == system
+    assert watch.names("built") == ["source", "model"]
+    assert watch.names("cached") == ["system"]
+    assert verify(store, contents=True).damaged == ()
+    assert damage(store) == []
+
+
+def test_damaged_pinned_content_is_fetched_again(store: Store) -> None:
+    """Neither its object nor its blob is taken for what was pinned."""
+    shop, pinned = Shop(), pin("source", "weights")
+    done = realise(pinned, store, tools_for, Watch(), recipe_of=shop.recipe_of)
+    flip(store.object_path(done.object) / "text")
+    verify(store, contents=True)
+    assert plan(pin("other", "weights"), store, shop.recipe_of).fetch_bytes == 7
+    realise(pinned, store, tools_for, Watch(), recipe_of=shop.recipe_of)
+    assert shop.pinned.ran == ["weights", "weights"]
+    assert damage(store) == []

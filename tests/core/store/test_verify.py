@@ -104,7 +104,7 @@ def test_the_stat_check_finds_it_and_repair_mends_it(
     spoil(store, model.path)
     (verdict,) = [v for v in verify(store).verdicts if v.name == model.name]
     assert verdict.state == state
-    assert any(words in problem.words for problem in verdict.problems)
+    assert any(words in problem.message for problem in verdict.problems)
     with pytest.raises(StoreCorrupt):
         require_intact(store, model.name)
 
@@ -130,7 +130,7 @@ def test_only_reading_finds_a_flipped_bit(store: Store, model: StoreObject) -> N
         ["model", "other"], key=lambda n: next(v.name for v in found.damaged if v.name.endswith(n))
     )
     assert {p.path for v in found.damaged for p in v.problems} == {"m.gguf", "same"}
-    assert "has the content" in found.damaged[0].problems[0].words
+    assert "has the content" in found.damaged[0].problems[0].message
     assert found.read_bytes == 700 + 9 + 4
     assert seen[-1] == (713, 713)
 
@@ -153,7 +153,7 @@ def test_repair_gets_just_the_bad_file_from_the_first_source_that_is_right(
     done = repair(store, verify(store, contents=True).damaged, sources, report=said.append)
     assert (done.failed, [source for _, source in done.blobs]) == ((), ["right"])
     assert [shelf.asked for shelf in sources] == [["m.gguf"]] * 4 + [[]]
-    assert any("liar gave other bytes" in line for line in said)
+    assert any("liar gave different bytes" in line for line in said)
     assert any("down: no answer" in line for line in said)
     assert damage(store) == []
     assert run.stat().st_ino == inode
@@ -184,6 +184,19 @@ def test_one_repair_heals_every_object_that_shares_the_file(
     assert len(done.repaired) == 2
     assert len(shelf.asked) == 1
     assert damage(store) == []
+
+
+def test_a_closure_that_was_found_corrupt_stays_refused(store: Store, model: StoreObject) -> None:
+    """Reading finds the damage once; from then on the quick check refuses it, until it is repaired."""
+    system = add(store, "system", {"manifest": b"{}"}, refs=[model.name])
+    flip(model.path / "m.gguf")
+    require_intact(store, system.name)
+    verify(store, contents=True)
+    with pytest.raises(StoreCorrupt, match="repair") as refused:
+        require_intact(store, system.name)
+    assert refused.value.details["object"] == model.name
+    repair(store, verify(store).damaged, [Shelf("shelf", b"weights" * 100)])
+    require_intact(store, system.name)
 
 
 def test_a_closure_must_be_intact(store: Store, model: StoreObject) -> None:

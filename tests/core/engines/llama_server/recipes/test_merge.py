@@ -313,13 +313,13 @@ def test_a_full_disk_is_clean_and_a_retry_works(tmp_path: Path, engine_store: En
 MERGE_CHILD = """
 import sys
 from pathlib import Path
-from mmadmin.core.build.builder import realise
+from mmadmin.core.build.builder import UNOBSERVED, realise
 from mmadmin.core.store import Store
 from tests.core.engines.llama_server.recipes.test_merge import merge_graph
-from tests.support.engine import QUIET, toolbox_for
+from tests.support.engine import toolbox_for
 store = Store(Path(sys.argv[1]))
 merge = merge_graph(Path(sys.argv[2]), Path(sys.argv[3]))[-1]
-realise(merge, store, toolbox_for(store), QUIET)
+realise(merge, store, toolbox_for(store), UNOBSERVED)
 """
 
 
