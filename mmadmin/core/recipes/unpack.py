@@ -13,9 +13,12 @@ all else of modes, owners and times is not. Bitwise: depends on the archive's by
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import lzma
+import os
 import posixpath
+import shutil
 import tarfile
 import zipfile
 import zlib
@@ -42,6 +45,8 @@ from mmadmin.core.errors import DigestMismatch, InvalidDerivation, InvalidInput
 CHUNK = 1 << 20
 TAR_RATIO = 6
 """Room for a tar's content by its packed size; source trees take four to five times."""
+ROOM_STEP_BYTES = 64 << 20
+"""Where that is not enough, room is reserved in steps of at least this size."""
 MAX_MEMBERS = 200_000
 MAX_BYTES = 1 << 40
 MAX_RATIO = 1100
@@ -115,7 +120,7 @@ def opened(archive: Path) -> Iterator[Iterator[tuple[Entry, IO[bytes] | None]]]:
             yield entries
     except (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError) as error:
         raise InvalidInput(
-            f"{archive.name} is no zip or tar archive, or it is damaged: {error}",
+            f"{archive.name} is not a zip or tar archive, or it is damaged: {error}",
             remedy="check the pinned file",
         ) from error
 
@@ -182,19 +187,21 @@ def _inside(subtree: str, name: str) -> str | None:
 class _Writer:
     """Writes entries below the output, with all the checks."""
 
-    def __init__(self, out: Path, tools: Toolbox) -> None:
+    def __init__(self, out: Path, tools: Toolbox, room_bytes: int) -> None:
         self.out, self.tools = out, tools
         self.count = self.bytes = 0
+        self.reserved = room_bytes
+        tools.reserve(room_bytes)
 
     def write(self, entry: Entry, stream: IO[bytes] | None, path: str) -> str:
         """Write a regular file; its sha256."""
-        self._count(path, entry.size)
+        self._count(entry, path, entry.size)
         if stream is None:
             raise HostileArchive(f"{entry.name} has no content", remedy="check the archive")
-        target = at_path(self.out, path)
         digest = hashlib.sha256()
         left = entry.size
-        with target.open("xb") as writer:
+        target, file = self._create(entry, path)
+        with file as writer:
             while piece := stream.read(min(CHUNK, left + 1)):
                 left -= len(piece)
                 if left < 0:
@@ -213,14 +220,20 @@ class _Writer:
 
     def link(self, entry: Entry, path: str) -> None:
         """Write a symbolic link that stays inside the output."""
-        self._count(path, 0)
+        self._count(entry, path, 0)
         landing = posixpath.normpath(posixpath.join(posixpath.dirname(path), entry.target))
-        if entry.target.startswith("/") or landing == ".." or landing.startswith("../"):
+        if (
+            not entry.target
+            or entry.target.startswith("/")
+            or landing == ".."
+            or landing.startswith("../")
+        ):
             raise HostileArchive(
                 f"{entry.name} links out of the archive, to {entry.target}",
                 remedy="do not use this archive",
             )
-        at_path(self.out, path).symlink_to(entry.target)
+        with _refusing(entry):
+            at_path(self.out, path).symlink_to(entry.target)
 
     def copy(self, entry: Entry, path: str, of: str | None) -> None:
         """Write a tar hard link as a copy of the file that came before it."""
@@ -230,12 +243,19 @@ class _Writer:
                 f"{entry.name} is a hard link to {entry.target}, which is not unpacked",
                 remedy="unpack a folder that holds both",
             )
-        self._count(path, source.stat().st_size)
-        target = at_path(self.out, path)
-        target.write_bytes(source.read_bytes())
+        self._count(entry, path, source.stat().st_size)
+        target, file = self._create(entry, path)
+        with file, source.open("rb") as original:
+            shutil.copyfileobj(original, file, CHUNK)
         target.chmod(source.stat().st_mode)
 
-    def _count(self, path: str, size: int) -> None:
+    def _create(self, entry: Entry, path: str) -> tuple[Path, IO[bytes]]:
+        """A new file of the output."""
+        with _refusing(entry):
+            target = at_path(self.out, path)
+            return target, target.open("xb")
+
+    def _count(self, entry: Entry, path: str, size: int) -> None:
         self.count += 1
         self.bytes += size
         if self.count > MAX_MEMBERS or self.bytes > MAX_BYTES:
@@ -243,13 +263,38 @@ class _Writer:
                 f"the archive holds more than {MAX_MEMBERS} files or {MAX_BYTES} bytes",
                 remedy="do not use this archive",
             )
-        for above in Path(path).parents:
-            if (self.out / above).is_symlink():
-                raise HostileArchive(
-                    f"{path} lies below a link of the archive", remedy="do not use this archive"
-                )
-        if (self.out / path).is_symlink() or (self.out / path).exists():
+        with _refusing(entry):
+            below_link = any((self.out / above).is_symlink() for above in Path(path).parents)
+        if below_link:
+            raise HostileArchive(
+                f"{path} lies below a link of the archive", remedy="do not use this archive"
+            )
+        if os.path.lexists(self.out / path):
             raise HostileArchive(f"{path} is in the archive twice", remedy="check the archive")
+        if self.bytes > self.reserved:
+            self.reserved = max(self.bytes, self.reserved + ROOM_STEP_BYTES)
+            self.tools.reserve(self.reserved)
+
+
+@contextmanager
+def _refusing(entry: Entry) -> Iterator[None]:
+    """Refuse a member that no file can be made of."""
+    try:
+        yield
+    except (FileExistsError, NotADirectoryError, IsADirectoryError):
+        raise HostileArchive(
+            f"{entry.name} is both a file and a folder in the archive", remedy="check the archive"
+        ) from None
+    except ValueError:
+        raise HostileArchive(
+            f"the archive has a member {entry.name!r}", remedy="check the archive"
+        ) from None
+    except OSError as error:
+        if error.errno not in {errno.ENAMETOOLONG, errno.EINVAL, errno.EILSEQ}:
+            raise
+        raise HostileArchive(
+            f"{entry.name[:80]}…: {os.strerror(error.errno)}", remedy="check the archive"
+        ) from None
 
 
 class Unpack:
@@ -261,7 +306,7 @@ class Unpack:
     refers_to_inputs = False
 
     def check(self, params: Params) -> None:
-        """Refuse bad params in words."""
+        """Refuse bad params."""
         _read(params)
 
     def fixed_output(self, params: Params) -> Sequence[FixedFile] | None:
@@ -283,24 +328,23 @@ class Unpack:
 
 def take_members(archive: Path, members: list[Wanted], out: Path, tools: Toolbox) -> None:
     """Write the wanted members of an archive below `out`, with every check."""
-    tools.reserve(_room(archive, {one.member for one in members}))
+    room = _room(archive, {one.member for one in members})
     tools.log(f"unpacking {len(members)} files of {archive.name}")
     with opened(archive) as entries:
-        _take_members(entries, members, _Writer(out, tools))
+        _take_members(entries, members, _Writer(out, tools, room))
 
 
 def take_subtree(archive: Path, subtree: str, out: Path, tools: Toolbox) -> None:
     """Write everything below a folder of an archive into `out`, with every check."""
-    tools.reserve(_room(archive, None))
     tools.log(f"unpacking {archive.name} ({archive.stat().st_size} bytes)")
-    writer = _Writer(out, tools)
+    writer = _Writer(out, tools, _room(archive, None))
     with opened(archive) as entries:
         _take_subtree(entries, subtree, writer, tools)
     tools.log(f"{writer.count} files, {writer.bytes} bytes")
 
 
 def _room(archive: Path, members: Collection[str] | None) -> int:
-    """Bytes to set aside: exact for a zip; a tar would have to be read twice to know."""
+    """Bytes to reserve first: exact for a zip; for a tar, corrected while it is read."""
     if zipfile.is_zipfile(archive):
         with zipfile.ZipFile(archive) as zipped:
             return sum(
@@ -333,7 +377,7 @@ def _take_members(
         if wanted is None:
             continue
         if entry.kind != "file":
-            raise InvalidInput(f"{entry.name} is no plain file", remedy="name a file")
+            raise InvalidInput(f"{entry.name} is not a regular file", remedy="name a file")
         if wanted.size >= 0 and wanted.size != entry.size:
             raise DigestMismatch(
                 f"{entry.name} has {entry.size} bytes where the pin says {wanted.size}",

@@ -7,15 +7,17 @@ import io
 import tarfile
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mmadmin.core.build.recipe import Json
-from mmadmin.core.errors import DigestMismatch, InvalidDerivation, InvalidInput
+from mmadmin.core.errors import DigestMismatch, DiskFull, InvalidDerivation, InvalidInput
 from mmadmin.core.recipes import unpack
 from mmadmin.core.recipes.unpack import RECIPE, HostileArchive
 from tests.support.tools import NoTools
 
+BIGGER = 1 << 20
 BIG = bytes(range(256)) * 8192
 
 
@@ -77,6 +79,51 @@ def test_room_is_set_aside_before_anything_is_written(tmp_path: Path) -> None:
     (tmp_path / "again").mkdir()
     _out, tools = build(tmp_path / "again", packed, {"subtree": ""})
     assert tools.reserved >= (packed / "a.tar.gz").stat().st_size
+
+
+class SmallDisk(NoTools):
+    """Tools of a disk that has no more than a megabyte to promise."""
+
+    def reserve(self, size_bytes: int) -> None:
+        """Promise it, or not."""
+        if size_bytes > 1 << 20:
+            raise DiskFull("disk full")
+        super().reserve(size_bytes)
+
+
+@pytest.mark.parametrize("count", [1, 40])
+def test_a_tar_that_grows_beyond_its_room_has_to_reserve_more(tmp_path: Path, count: int) -> None:
+    """What packs a thousand times smaller than it is cannot fill a disk that it was not promised."""
+    member = bytes(40 * BIGGER // count)
+    archive = tar(tmp_path / "in", *((f"zeros{n}", member) for n in range(count)), form="xz")
+    out = tmp_path / "out"
+    out.mkdir()
+    with pytest.raises(DiskFull):
+        RECIPE.build({"subtree": ""}, {"archive": archive}, out, SmallDisk(tmp_path))
+    assert sum(map(len, tree(out).values())) <= 1 << 20
+    (tmp_path / "roomy").mkdir()
+    _out, tools = build(tmp_path / "roomy", archive, {"subtree": ""})
+    assert tools.reserved >= 40 * BIGGER
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        (("eng/a", b"1"), ("eng/a/b", b"2")),
+        (("eng/a/b", b"2"), ("eng/a", b"1")),
+        (("x" * 300, b"1"),),
+        (("d/" + "x" * 300 + "/f", b"1"),),
+        (special("link", tarfile.SYMTYPE, "x" * 5000),),
+        (special("link", tarfile.SYMTYPE, ""),),
+    ],
+    ids=["below a file", "over a folder", "long name", "long folder", "long target", "no target"],
+)
+def test_what_no_file_can_be_made_of_is_refused(tmp_path: Path, entries: Any) -> None:
+    """The file system's own refusals are those of the archive, and name the member."""
+    with pytest.raises(HostileArchive) as refused:
+        build(tmp_path, tar(tmp_path / "in", *entries), {"subtree": ""})
+    name = entries[-1].name if isinstance(entries[-1], tarfile.TarInfo) else entries[-1][0]
+    assert name[:40] in refused.value.message
 
 
 def test_members_come_flat_with_their_digests(tmp_path: Path) -> None:
@@ -146,15 +193,15 @@ def test_a_missing_member_lists_what_is_there(tmp_path: Path) -> None:
         build(tmp_path, archive, {"members": ["three"]})
 
 
-def test_an_empty_subtree_and_no_archive_are_said(tmp_path: Path) -> None:
-    """A wrong folder name, a file that is no archive, an object of two files."""
+def test_refuses_an_empty_subtree_and_what_is_not_an_archive(tmp_path: Path) -> None:
+    """A wrong folder name, a file that is not an archive, an object of two files."""
     archive = tar(tmp_path / "in", ("a/b", b"1"))
     with pytest.raises(InvalidInput, match="nothing below 'c'"):
         build(tmp_path, archive, {"subtree": "c"})
     plain = tmp_path / "plain"
     plain.mkdir()
-    (plain / "x").write_bytes(b"no archive at all")
-    with pytest.raises(InvalidInput, match="no zip or tar"):
+    (plain / "x").write_bytes(b"not an archive")
+    with pytest.raises(InvalidInput, match="not a zip or tar"):
         RECIPE.build({"subtree": ""}, {"archive": plain}, tmp_path / "out", NoTools(tmp_path))
     (plain / "y").write_bytes(b"")
     with pytest.raises(InvalidDerivation, match="holds 2 files"):
