@@ -52,6 +52,7 @@ CONNECT_TIMEOUT_S = 5.0
 TIMEOUTS = httpx2.Timeout(API_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
 ASKED_BY_A_PERSON = Policy(attempts=2)
 """Who waits before a screen is told soon; a worker's job tries on."""
+LATER = "try again later, or set HF_TOKEN: known accounts have higher limits"
 SMALL_FILE_LIMIT = 64 << 20
 """Bytes; the hub keeps larger files in LFS, with a digest."""
 
@@ -181,7 +182,7 @@ class Hub:
                 return question(api)
             except HFValidationError as error:
                 raise SourceMissing(
-                    f"{repo!r} is no repository name", remedy="write it as owner/name"
+                    f"{repo!r} is not a valid repository name", remedy="write it as owner/name"
                 ) from error
             except HfHubHTTPError as error:
                 wait = self._wait_after(error, label)
@@ -191,12 +192,21 @@ class Hub:
             if attempt < self.policy.attempts:
                 pause = self.policy.backoff_s * 2 ** (attempt - 1) if wait is None else wait
                 self.report(
-                    f"{self.host} does not answer ({type(last).__name__}); "
+                    f"{self.host} {_answer(last)}; "
                     f"asking again in {pause:.0f} s ({attempt + 1} of {self.policy.attempts})"
                 )
                 time.sleep(pause)
+        message = f"{label}: the hub at {self.host} {_answer(last)}"
+        if isinstance(last, HfHubHTTPError):
+            status = last.response.status_code
+            if status == httpx2.codes.TOO_MANY_REQUESTS:
+                wait_s = retry_after(last.response.headers) or 0
+                raise RateLimited(
+                    message, remedy=LATER, status=status, retry_after_s=int(wait_s)
+                ) from last
+            raise SourceUnavailable(message, remedy="try again later", status=status) from last
         raise SourceUnavailable(
-            f"{label}: the hub at {self.host} does not answer ({type(last).__name__})",
+            message,
             remedy="check the network; HF_ENDPOINT names another hub or a mirror. What `mm lock` "
             "or an earlier plan has pinned is not asked again",
         ) from last
@@ -233,12 +243,20 @@ class Hub:
         if status == httpx2.codes.TOO_MANY_REQUESTS and (wait or 0) > self.policy.wait_cap_s:
             raise RateLimited(
                 f"{label}: the hub asks to wait {wait:.0f} s (429)",
-                remedy="try again later, or set HF_TOKEN: known accounts have higher limits",
+                remedy=LATER,
                 status=status,
             ) from error
         if status in (408, 429) or status >= httpx2.codes.INTERNAL_SERVER_ERROR:
             return wait
         raise refusal(status, label, error.server_message or "") from error
+
+
+def _answer(error: Exception) -> str:
+    """What came of a question: the status that was answered, or why there was no answer."""
+    if isinstance(error, HfHubHTTPError):
+        message = f" ({error.server_message})" if error.server_message else ""
+        return f"answered {error.response.status_code}{message}"
+    return f"does not answer ({type(error).__name__})"
 
 
 @functools.cache

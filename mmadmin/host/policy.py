@@ -15,7 +15,7 @@ class Policy:
     """A connection that brings less than `stall_bytes` in this time is replaced."""
     stall_bytes: int = 16 << 10
     attempts: int = 6
-    """Failures in a row without a finished segment before giving up."""
+    """Failures in a row before giving up; connections that fail together count once."""
     backoff_s: float = 1.0
     wait_cap_s: float = 300.0
     """Longest Retry-After that we sit out."""

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,7 @@ from tests.support.hub import (
     Handler,
     LocalHub,
     as_usual,
+    busy,
     drop,
     held,
     instead,
@@ -285,6 +287,27 @@ def test_retry_after_is_waited_for(hub: LocalHub, tmp_path: Path) -> None:
     policy = Policy(connections=1, segment_bytes=SEGMENT, backoff_s=0.01)
     assert fetch(hub, tmp_path, policy=policy).read_bytes() == DATA
     assert time.monotonic() - started >= 1.0
+
+
+def test_connections_that_fail_together_use_up_one_attempt(hub: LocalHub, tmp_path: Path) -> None:
+    """A source that is busy for a while is waited for, however many connections ask it."""
+    hub.fail("file.bin", *busy(1.0, status(503)))
+    policy = replace(QUICK, connections=4, attempts=6, backoff_s=0.2)
+    said: list[str] = []
+    assert fetch(hub, tmp_path, policy=policy, log=said.append).read_bytes() == DATA
+    pauses = [float(line.split()[-2]) for line in said if "trying again" in line]
+    assert 2 <= len(pauses) <= 5
+    assert pauses[-1] > pauses[0]
+
+
+def test_a_wait_that_the_source_asks_for_holds_for_every_connection(
+    hub: LocalHub, tmp_path: Path
+) -> None:
+    """Whoever is told to wait tells the others: none asks again before."""
+    hub.fail("file.bin", *busy(0.9, status(429, Retry_After="1")))
+    policy = replace(QUICK, connections=4, attempts=2)
+    assert fetch(hub, tmp_path, policy=policy).read_bytes() == DATA
+    assert len(hub.requests("file.bin")) <= 4 + 11
 
 
 def test_a_wait_beyond_the_cap_is_a_refusal(hub: LocalHub, tmp_path: Path) -> None:

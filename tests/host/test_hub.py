@@ -6,6 +6,7 @@ import hashlib
 import logging
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -186,6 +187,26 @@ def test_too_many_requests_are_waited_out_up_to_a_cap(local: LocalHub) -> None:
     local.fail("/api/", *[status(429, Retry_After="7200")] * 9)
     with pytest.raises(RateLimited, match="7200 s"):
         quick(local).resolve("team/model")
+
+
+@pytest.mark.parametrize(
+    ("code", "error"), [(429, RateLimited), (500, SourceUnavailable), (503, SourceUnavailable)]
+)
+def test_an_answered_error_keeps_its_status(
+    local: LocalHub, code: int, error: type[SourceUnavailable]
+) -> None:
+    """A hub that answers, though with an error, is never said not to answer."""
+    local.repo("team/model").commit({"m.gguf": BIG})
+    local.fail("/api/", *[status(code)] * 9)
+    said: list[str] = []
+    hub = replace(quick(local), report=said.append)
+    with pytest.raises(error, match=f"answered {code}") as refused:
+        hub.resolve("team/model")
+    assert type(refused.value) is error
+    assert refused.value.details["status"] == code
+    assert "network" not in refused.value.remedy
+    assert said
+    assert all(f"answered {code}" in line for line in said)
 
 
 def test_an_unreachable_hub_is_given_up_in_words() -> None:

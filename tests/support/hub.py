@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
+import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -409,6 +410,12 @@ def no_ranges(handler: Handler) -> bool:
 def as_usual(handler: Handler) -> bool:
     """No fault: this request is answered well."""
     return False
+
+
+def busy(for_s: float, fault: Fault) -> list[Fault]:
+    """The same fault for any number of requests, until this time has passed."""
+    end = time.monotonic() + for_s
+    return [lambda handler: time.monotonic() < end and fault(handler)] * 10_000
 
 
 def held(go_on: threading.Event) -> Fault:

@@ -51,6 +51,9 @@ class Transfer:
         self.cancelled, self.log = cancelled, log
         self.stop = threading.Event()
         self.failures = 0
+        """Rounds of failures in a row: connections that fail together count once."""
+        self.resume_at = 0.0
+        """No request is begun before (`time.monotonic`)."""
         self.error: BaseException | None = None
         self.got = sum(end - start for start, end in map(part.span, part.done))
         self.sockets: set[socket.socket] = set()
@@ -214,10 +217,12 @@ class Transfer:
     def _try(self, pull: Callable[[], None]) -> None:
         """Repeat one pull until it works, or the patience for the whole file is used up."""
         while True:
+            self._pause()
+            began_at = time.monotonic()
             try:
                 pull()
             except (Retry, httpx2.TransportError, httpx2.StreamError) as error:
-                self._again(error)
+                self._after_failure(error, began_at)
             except (httpx2.RequestError, httpx2.InvalidURL) as error:  # redirects without an end
                 raise SourceUnavailable(
                     f"{self.remote.label}: {type(error).__name__}",
@@ -229,23 +234,38 @@ class Transfer:
                 self.failures = 0
                 return
 
-    def _again(self, error: Exception) -> None:
+    def _pause(self) -> None:
+        """Wait until requests may be begun again; another connection may prolong it."""
+        while (rest_s := self.resume_at - time.monotonic()) > 0:
+            wait_for(rest_s, lambda: self.stop.is_set() or self.cancelled(), self.remote.label)
+
+    def _after_failure(self, error: Exception, began_at: float) -> None:
+        """Set the next pause, for all connections; raises when there were too many rounds.
+
+        A request that was begun before the last failure belongs to that failure's round: four
+        connections that meet a busy source use up one attempt, not four.
+        """
         why = error.why if isinstance(error, Retry) else f"{type(error).__name__}: {error}"
-        with self.lock:
-            self.failures += 1
-            failures = self.failures
+        asked_s = error.wait_s if isinstance(error, Retry) else None
         if self.stop.is_set():
             raise Cancelled(self.remote.label)
+        with self.lock:
+            now = time.monotonic()
+            if began_at < self.resume_at:
+                self.resume_at = max(self.resume_at, now + (asked_s or 0))
+                return
+            self.failures += 1
+            failures = self.failures
+            wait_s = asked_s
+            if wait_s is None:
+                wait_s = self.policy.backoff_s * 2 ** (failures - 1) * random.uniform(0.5, 1.5)  # noqa: S311
+            self.resume_at = now + wait_s
         if failures >= self.policy.attempts:
             raise SourceUnavailable(
                 f"{self.remote.label}: gave up after {self.policy.attempts} attempts: {why}",
                 remedy="check the network and retry; what has arrived is kept",
             ) from error
-        wait = error.wait_s if isinstance(error, Retry) else None
-        if wait is None:
-            wait = self.policy.backoff_s * 2 ** (failures - 1) * random.uniform(0.5, 1.5)  # noqa: S311
-        self.log(f"{self.remote.label}: {why}; trying again in {wait:.1f} s")
-        wait_for(wait, lambda: self.stop.is_set() or self.cancelled(), self.remote.label)
+        self.log(f"{self.remote.label}: {why}; trying again in {wait_s:.1f} s")
 
     def _hash(self) -> None:
         """Follow the finished prefix and hash it; the bytes are still in the page cache."""
