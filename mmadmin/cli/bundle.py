@@ -155,6 +155,7 @@ def import_(
 
 def _of_history(file: Path, number: int, store: Store) -> tuple[dict[str, Any], str]:
     """What an exported history says of a generation, and its system, which must be here."""
+    from mmadmin.core.generations.record_check import check_record
     from mmadmin.core.store.verify import require_intact
 
     recorded = read_history(file, number)
@@ -164,13 +165,18 @@ def _of_history(file: Path, number: int, store: Store) -> tuple[dict[str, Any], 
             remedy=f"make it again first: mm rebuild {file} {number}",
         )
     require_intact(store, recorded.system)
-    return {"name": recorded.name, **recorded.fields}, recorded.system
+    fields = {"name": recorded.name, **recorded.fields}
+    check_record(fields, str(file))
+    return fields, recorded.system
 
 
 def _checked(extra: Any, folder: Path) -> dict[str, Any]:
+    from mmadmin.core.generations.record_check import check_record
+
     if not isinstance(extra, dict) or not set(extra) >= FIELDS:
         raise InvalidInput(
-            f"{folder} holds an object, but no generation",
+            f"{folder} holds an object, but not a generation",
             remedy="make the bundle with `mm export`, or use `mm store pull`",
         )
+    check_record(extra, str(folder))
     return extra
