@@ -115,7 +115,7 @@ def realise(
     """
     with store.lease(owner or f"build of {goal.label}") as lease:
         outputs = Outputs(store, recipe_of, substituter)
-        _find_damage(goal, outputs)
+        _find_damage(goal, outputs, lease)
         reported = _report_cached(goal, outputs, observer, lease)
         tried: set[str] = set()
         while (derivation := next_step(goal, outputs, tried)) is not None:
@@ -216,15 +216,19 @@ def _made_from(derivation: Derivation, outputs: Outputs) -> tuple[str, ...]:
     return tuple(sorted({name for name in found if name is not None}))
 
 
-def _find_damage(goal: Derivation, outputs: Outputs) -> None:
-    """Look for damage in what would be taken from the store, so that it is made again."""
-    known = outputs.of(goal)
-    if known.object is not None and usable(outputs, goal):
-        names = outputs.store.closure(known.object)
+def _find_damage(goal: Derivation, outputs: Outputs, lease: Lease) -> None:
+    """Look for damage in what would be taken from the store, so that it is made again.
+
+    Of a goal that is here, only what it needs at run time is looked at.
+    """
+    store, known = outputs.store, outputs.of(goal)
+    if known.object and usable(outputs, goal) and not store.protect(lease, [known.object]):
+        names = set(store.closure(known.object))
     else:
         found = (outputs.of(derivation) for derivation in topological(goal))
-        names = [one.object for one in found if one.here and one.object]
-    outputs.damaged.update(name for name in names if not is_intact(outputs.store, name))
+        names = {one.object for one in found if one.here and one.object}
+        names -= set(store.protect(lease, names))
+    outputs.damaged.update(name for name in names if not is_intact(store, name))
 
 
 def _report_cached(

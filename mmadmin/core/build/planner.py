@@ -15,7 +15,7 @@ from mmadmin.core import catalog
 from mmadmin.core.build.derivation import Derivation, thawed, topological
 from mmadmin.core.build.recipe import FixedFile, Recipe
 from mmadmin.core.canonical import digest
-from mmadmin.core.errors import InvalidDerivation, StoreCorrupt
+from mmadmin.core.errors import InvalidDerivation, NotFound, StoreCorrupt
 from mmadmin.core.store import Store
 from mmadmin.core.store.tree import fixed_entries, object_name
 from mmadmin.core.store.verify import is_intact
@@ -87,6 +87,15 @@ class Outputs:
             for key, known in self._known.items()
             if known.here and known.object and self._is_here(known.object)
         }
+
+    def damaged_in(self, name: str) -> set[str]:
+        """Names of damaged objects among an object and all that it needs."""
+        if not self.damaged:
+            return set()
+        try:
+            return self.damaged.intersection(self.store.closure(name))
+        except NotFound:  # collected meanwhile
+            return set()
 
     def _is_here(self, name: str) -> bool:
         try:
@@ -256,9 +265,7 @@ def usable(outputs: Outputs, derivation: Derivation) -> bool:
     known = outputs.of(derivation)
     if not known.here or known.object is None:
         return False
-    if outputs.damaged and not outputs.damaged.isdisjoint(outputs.store.closure(known.object)):
-        return False
-    return outputs.store.lost_reference(known.object) is None
+    return not outputs.damaged_in(known.object) and not outputs.store.lost_reference(known.object)
 
 
 def why_now(derivation: Derivation, outputs: Outputs) -> str:
@@ -295,10 +302,10 @@ def _todo(derivation: Derivation, outputs: Outputs) -> PlanStep:
         return PlanStep(derivation, "build", _what_changed(derivation, outputs), None, 0)
     if known.object in outputs.damaged:
         why = "built before, but damaged"
-    elif known.here:
-        lost = store.lost_reference(known.object)
-        damaged = outputs.damaged.intersection(store.closure(known.object))
-        why = f"it needs {lost}, which is gone" if lost else f"it needs {min(damaged)}: damaged"
+    elif damaged := outputs.damaged_in(known.object):
+        why = f"it needs {min(damaged)}, which is damaged"
+    elif known.here and (lost := store.lost_reference(known.object)):
+        why = f"it needs {lost}, which is gone"
     else:
         why = "built before, but no longer in the store"
     return PlanStep(derivation, "build", why, known.object, 0)
