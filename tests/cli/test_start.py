@@ -30,7 +30,6 @@ main()
 SLOW = {
     "celery",
     "cryptography.hazmat",
-    "httpx",
     "httpx2",
     "huggingface_hub",
     "jinja2",
