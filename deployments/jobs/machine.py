@@ -51,9 +51,10 @@ from mmadmin.host.doctor import Patient, run_checks
 from mmadmin.host.drift import drift
 from mmadmin.host.facts import driver_and_gpus, host_facts
 from mmadmin.host.hub import Hub
+from mmadmin.host.known_digests import KnownDigests
 from mmadmin.host.probe import ask_rest, liveness, prove, work
 from mmadmin.host.readiness import is_loading, wait_ready
-from mmadmin.host.resolve import resolve
+from mmadmin.host.resolve import Sources, resolve
 from mmadmin.host.template_matrix import render_in_child, template_of
 from mmadmin.host.toolbox import HostConfig, HostToolbox
 
@@ -83,7 +84,8 @@ class Machine:
 
     def resolve(self, spec: Spec, previous: Lock | None, log: Callable[[str], None]) -> Lock:
         """Pin the spec's moving parts."""
-        return resolve(spec, previous, on_progress=log)
+        sources = Sources(digests=KnownDigests(self.home.digests))
+        return resolve(spec, previous, sources=sources, on_progress=log)
 
     def goal(self, spec: Spec, lock: Lock, facts: HostFacts) -> Derivation:
         """The system's derivation."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mmadmin.cli.asking import asking, hub_for
-from mmadmin.cli.deployments import SpecFile, read_spec
+from mmadmin.cli.deployments import Rehash, SpecFile, read_spec
 from mmadmin.cli.output import JsonFlag, bytes_text, console, emit_json, escape, seconds_text
 from mmadmin.cli.tables import Column, table
 from mmadmin.core.errors import MmError
@@ -51,11 +51,29 @@ def lock_file(home: Home, name: str) -> Path:
     return home.root / "locks" / f"{name}.json"
 
 
-def locked(spec: Spec, home: Home, *, refresh: tuple[Any, ...] = (), quiet: bool = False) -> Lock:
+def forget_digests(spec: Spec, home: Home) -> None:
+    """Have the files of this host that a spec names read again, even if they look unchanged."""
+    from mmadmin.host.known_digests import KnownDigests
+    from mmadmin.host.resolve import local_files
+
+    KnownDigests(home.digests).forget(local_files(spec))
+
+
+def locked(
+    spec: Spec,
+    home: Home,
+    *,
+    refresh: tuple[Any, ...] = (),
+    rehash: bool = False,
+    quiet: bool = False,
+) -> Lock:
     """The spec's lock: what is pinned already is kept, unless it is in `refresh`."""
     from mmadmin.core.spec.lock import lock_as_json, lock_from_json
+    from mmadmin.host.known_digests import KnownDigests
     from mmadmin.host.resolve import Sources, questions, resolve
 
+    if rehash:
+        forget_digests(spec, home)
     path = lock_file(home, spec.name)
     previous = None
     if path.exists():
@@ -66,7 +84,7 @@ def locked(spec: Spec, home: Home, *, refresh: tuple[Any, ...] = (), quiet: bool
             return previous
 
     with asking(f"pinning what moves in {spec.name}", quiet=quiet) as say:
-        sources = Sources(hub=hub_for(say))
+        sources = Sources(hub=hub_for(say), digests=KnownDigests(home.digests))
         lock = resolve(spec, previous, sources=sources, refresh=refresh, on_progress=say)
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_suffix(f".{os.getpid()}.new")
@@ -87,7 +105,7 @@ def goal_of(spec: Spec, lock: Lock, home: Home) -> Derivation:
     return assemble(spec, lock, facts)
 
 
-def plan(file: SpecFile, *, as_json: JsonFlag = False) -> None:
+def plan(file: SpecFile, *, rehash: Rehash = False, as_json: JsonFlag = False) -> None:
     """Say what a deployment file would fetch and build here, and why. Changes nothing.
 
     Example: mm plan deployments/catalog/smollm2-135m.toml
@@ -98,7 +116,7 @@ def plan(file: SpecFile, *, as_json: JsonFlag = False) -> None:
 
     home = Home.from_env()
     spec = parse_spec(read_spec(file))
-    lock = locked(spec, home, quiet=as_json)
+    lock = locked(spec, home, rehash=rehash, quiet=as_json)
     from mmadmin.host.binary_caches import configured_substituter
 
     goal, store = goal_of(spec, lock, home), Store(home.store)
@@ -254,6 +272,7 @@ def build(
     check: Annotated[
         bool, typer.Option("--check", help="Build again what is there, and compare.")
     ] = False,
+    rehash: Rehash = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Build a deployment file's system into this machine's store; deploys nothing.
@@ -271,7 +290,7 @@ def build(
 
     home = Home.from_env()
     spec = parse_spec(read_spec(file))
-    lock = locked(spec, home, quiet=as_json)
+    lock = locked(spec, home, rehash=rehash, quiet=as_json)
     store = Store(home.store)
     goal = goal_of(spec, lock, home)
     with watching(quiet=as_json) as watcher:
@@ -361,6 +380,7 @@ def lock(
     *,
     update: Annotated[bool, typer.Option("--update", help="Ask again what moves.")] = False,
     only: Annotated[str, typer.Option(help="With --update: only source, engine or template.")] = "",
+    rehash: Rehash = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Show what a deployment file's moving parts are pinned to; with --update, pin them anew.
@@ -379,7 +399,8 @@ def lock(
     wanted = (parts[only],) if only else ("model", "engine", "template")
     path = lock_file(home, spec.name)
     before = parse(path.read_bytes()) if path.exists() else None
-    found = locked(spec, home, refresh=wanted if update else (), quiet=as_json)
+    refresh = wanted if update else ()
+    found = locked(spec, home, refresh=refresh, rehash=rehash, quiet=as_json)
     changed = before is not None and before != json.loads(path.read_text(encoding="utf-8"))
     if as_json:
         emit_json({"name": spec.name, "changed": changed, "lock": lock_as_json(found)})

@@ -25,6 +25,7 @@ from mmadmin.cli.output import (
 )
 from mmadmin.cli.records import MOST, actor
 from mmadmin.core.errors import InvalidInput, NotFound
+from mmadmin.core.home import Home
 
 if TYPE_CHECKING:
     from deployments.models import Activation, Build, User
@@ -43,6 +44,10 @@ OneBuild = Annotated[
     typer.Option("--build", help="This build of it.", metavar="NUMBER", min=1, max=MOST),
 ]
 Detach = Annotated[bool, typer.Option("--detach", help="Do not wait for the end.")]
+Rehash = Annotated[
+    bool,
+    typer.Option("--rehash", help="Read local files again, even if size and times did not change."),
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what it would do.")]
 
 
@@ -114,6 +119,7 @@ def deploy(
     activate: Annotated[
         bool, typer.Option(help="Make it live once it is built and has proved itself.")
     ] = True,
+    rehash: Rehash = False,
     detach: Detach = False,
     as_json: JsonFlag = False,
 ) -> None:
@@ -128,7 +134,13 @@ def deploy(
     from deployments import actions, queries
     from mmadmin.cli.follow import follow_to_live
 
-    generation = actions.deploy(person, read_spec(file), reason=reason, activate=activate)
+    text = read_spec(file)
+    if rehash:
+        from mmadmin.cli.build import forget_digests
+        from mmadmin.core.spec.spec import parse_spec
+
+        forget_digests(parse_spec(text), Home.from_env())
+    generation = actions.deploy(person, text, reason=reason, activate=activate)
     build = generation.builds.order_by("-id")[0]
     if not as_json:
         console.print(f"[bold]{escape(generation.uid)}[/]: build {build.pk}")

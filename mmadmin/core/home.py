@@ -55,6 +55,11 @@ class Home:
         return self.root / "db.sqlite3"
 
     @property
+    def digests(self) -> Path:
+        """What is known of files outside the store that were read before."""
+        return self.root / "digests.sqlite3"
+
+    @property
     def secrets(self) -> Path:
         """Folder (0700) of generated secrets, one 0600 file each."""
         return self.root / "secrets"

@@ -30,6 +30,7 @@ from mmadmin.host import index
 from mmadmin.host.download import Remote, client, refusal
 from mmadmin.host.hub import Hub, HubFile
 from mmadmin.host.hub_browser import read_template
+from mmadmin.host.known_digests import KnownDigests
 
 ASK_DOMAIN = "mmadmin-lock-question-v1"
 CHUNK = 1 << 20
@@ -43,6 +44,8 @@ class Sources:
 
     hub: Hub = field(default_factory=Hub.from_env)
     pip: index.PipConfig = field(default_factory=index.pip_config)
+    digests: KnownDigests | None = None
+    """Of this host's files; None = each is read every time."""
 
 
 def resolve(
@@ -56,8 +59,8 @@ def resolve(
     """Pin everything that the spec names. Blocking, network; writes nothing.
 
     A part whose question is the one that `previous` answered keeps its pins, unless it is in
-    `refresh`. Files of this host are always read again. Raises `SourceUnavailable` and its kinds,
-    `InvalidSpec`, `NotFound`, `InvalidModel`.
+    `refresh`. Files of this host are looked at again, and read where they changed. Raises
+    `SourceUnavailable` and its kinds, `InvalidSpec`, `Conflict`, `NotFound`, `InvalidModel`.
     """
     asker = _Asker(sources or Sources(), on_progress)
     asked = questions(spec)
@@ -94,6 +97,19 @@ def questions(spec: Spec) -> dict[str, str]:
     template: dict[str, Json] = {"source": spec.template.source, "file": spec.template.file}
     parts: dict[str, dict[str, Json]] = {"model": model, "engine": engine, "template": template}
     return {part: digest(ASK_DOMAIN, value) for part, value in parts.items()}
+
+
+def local_files(spec: Spec) -> tuple[Path, ...]:
+    """The files of this host that the spec names, a model's other shards included."""
+    found = [Path(spec.model.mmproj)] if spec.model.mmproj else []
+    if spec.model.source == "path":
+        first = Path(spec.model.path)
+        found += [path for path in first.parent.glob("*.gguf") if path != first] + [first]
+    if spec.engine.source == "path":
+        found.append(Path(spec.engine.path))
+    if spec.template.source == "file":
+        found.append(Path(spec.template.file))
+    return tuple(found)
 
 
 class _Asker:
@@ -229,7 +245,8 @@ class _Asker:
             )
         self._say(f"reading {path.name}")
         try:
-            sha256, size = hash_file(path)
+            known = self._sources.digests
+            sha256, size = known.hash_file(path) if known else hash_file(path)
         except OSError as error:
             raise InvalidSpec(
                 f"{dotted}: {path} cannot be read: {error.strerror}",
