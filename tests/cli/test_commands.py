@@ -250,7 +250,7 @@ def test_a_dry_run_says_what_would_happen(served: Deployment) -> None:
     """Which generation, whether it overlaps, and who waits; nothing is queued."""
     told = mm_json("rollback", "tiny", "--dry-run")
     assert (told["target"], told["outlook"]) == (1, "refused"), told
-    assert "build it again first" in told["words"]
+    assert "build it again first" in told["message"]
     assert "tiny/1: refused" in mm("activate", "tiny", "1", "--dry-run")
     assert not served.activations.exists()
 
