@@ -41,7 +41,7 @@
       range.selectNodeContents(source);
       getSelection().removeAllRanges();
       getSelection().addRange(range);
-      if (!document.execCommand("copy")) { say("Copying is not allowed here: the text is selected."); return; }
+      if (!document.execCommand("copy")) { say("Copying is not allowed. The text is selected: press Ctrl+C."); return; }
       getSelection().removeAllRanges();
     }
     label.textContent = "Copied";
@@ -201,7 +201,7 @@
   const state = (word) => {
     root.dataset.stream = word;
     for (const line of document.querySelectorAll("[data-stream-word]"))
-      line.textContent = word === "on" ? "live" : word === "lost" ? "reconnecting…" : "paused";
+      line.textContent = word === "on" ? "Live updates on" : word === "lost" ? "Reconnecting…" : "Updates paused";
   };
   const open = () => {
     if (!address || stream) return;

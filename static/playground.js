@@ -128,7 +128,7 @@
       const found = this.of(chosen);
       if (found) this.choose(found);
       else if (chosen) {
-        const gone = make("option", "", `${chosen} (has ended)`);
+        const gone = make("option", "", `${chosen} (ended)`);
         gone.value = chosen;
         gone.disabled = true;
         this.model.append(gone);
@@ -194,7 +194,7 @@
       const later = () => { if (!queued) { queued = true; requestAnimationFrame(draw); } };
       const fail = (words) => { body.append(make("p", "wrong-turn", words)); };
       const take = (chunk) => {
-        if (chunk.error) { later(); throw new Error(chunk.error.message || "The answer broke off."); }
+        if (chunk.error) { later(); throw new Error(chunk.error.message || "The response was interrupted."); }
         usage = chunk.usage || usage;
         timings = chunk.timings || timings;
         const delta = chunk.choices?.[0]?.delta || chunk.choices?.[0]?.message || {};
@@ -225,7 +225,7 @@
         if (this.generation) this.who.textContent = `generation ${this.generation}`;
         if (!reply.ok) {
           const said = await reply.json().catch(() => null);
-          throw new Error(said?.error?.message || `The gate answered ${reply.status}.`);
+          throw new Error(said?.error?.message || `The gate returned status ${reply.status}.`);
         }
         const reader = reply.body.pipeThrough(new TextDecoderStream()).getReader();
         let rest = "";
@@ -240,7 +240,7 @@
               if (line.startsWith("data:") && line.slice(5).trim() !== "[DONE]") take(JSON.parse(line.slice(5)));
         }
         draw();
-        if (!answer.content && !answer.reasoning && !answer.calls.length) fail("The answer was empty.");
+        if (!answer.content && !answer.reasoning && !answer.calls.length) fail("The response was empty.");
       } catch (error) {
         draw();
         fail(error.name === "AbortError" ? "Stopped." : error.message);
@@ -252,7 +252,7 @@
         this.generation,
         tokens !== undefined ? `${tokens} tokens` : "",
         speed ? `${speed.toFixed(1)} tok/s` : "",
-        first ? `first token ${((first - started) / 1000).toFixed(2)} s` : "",
+        first ? `time to first token ${((first - started) / 1000).toFixed(2)} s` : "",
       ].filter(Boolean).join(", ");
       this.messages.push({
         role: "assistant",

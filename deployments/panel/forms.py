@@ -33,8 +33,8 @@ class Login(AuthenticationForm):
     """Name and password."""
 
     error_messages = {  # noqa: RUF012 (Django's own shape)
-        "invalid_login": "This name and password do not fit together.",
-        "inactive": "This account is switched off. Ask an admin.",
+        "invalid_login": "Incorrect username or password.",
+        "inactive": "This account is deactivated. Ask an admin.",
     }
 
 
@@ -46,8 +46,8 @@ class Reason(Described):
         max_length=1000,
         strip=True,
         widget=forms.Textarea(attrs={"rows": 2, "autofocus": True}),
-        help_text="One sentence that your teammates will understand in half a year.",
-        error_messages={"required": "Say why: the history keeps it."},
+        help_text="A short explanation for your teammates.",
+        error_messages={"required": "Enter a reason: it is kept in the history."},
     )
 
 
@@ -65,7 +65,7 @@ class BeginTrial(OptionalReason):
     which = forms.ChoiceField(
         label="Generation",
         widget=forms.Select(attrs={"autofocus": True}),
-        help_text="It answers in the playground only: clients go on being served by the live one.",
+        help_text="It is available in the playground only. Clients keep using the live generation.",
         error_messages={"required": "Choose a generation."},
     )
     minutes = forms.IntegerField(
@@ -73,8 +73,9 @@ class BeginTrial(OptionalReason):
         initial=MINUTES,
         min_value=1,
         max_value=MOST_MINUTES,
-        help_text="Then it ends by itself, or before: at a click, or for an activation's memory.",
-        error_messages={"required": "Say for how long."},
+        help_text="Ends automatically, or earlier if you stop it or an activation needs the"
+        " memory.",
+        error_messages={"required": "Enter a duration."},
     )
     field_order = ("which", "minutes", "reason")
 
@@ -101,7 +102,7 @@ class Deploy(Described):
                 "autocomplete": "off",
             }
         ),
-        help_text="TOML. Whatever moves (commits, digests, sizes) is pinned when it is planned.",
+        help_text="TOML. Commits, digests and sizes are pinned when you plan.",
         error_messages={"required": "Paste a deployment file, or choose one from the catalog."},
     )
     reason = forms.CharField(
@@ -109,13 +110,13 @@ class Deploy(Described):
         required=False,
         max_length=1000,
         widget=forms.TextInput(attrs={"placeholder": "What this changes, and why"}),
-        help_text="Shown in the history beside your name.",
+        help_text="Shown in the history next to your name.",
     )
     activate = forms.BooleanField(
-        label="Make it live when it is built",
+        label="Activate after build",
         required=False,
         initial=True,
-        help_text="Only after it has passed its probes. What is live now serves until then.",
+        help_text="Goes live after passing its probes. The current generation serves until then.",
     )
 
 
@@ -126,18 +127,18 @@ class DeploymentSettings(Described):
         label="Description",
         required=False,
         widget=forms.Textarea(attrs={"rows": 2}),
-        help_text="For people: what this is and whom it is for.",
+        help_text="What this deployment is for, and for whom.",
     )
     keep_generations = forms.IntegerField(
-        label="Generations that are kept",
+        label="Generations to keep",
         min_value=1,
         max_value=1000,
-        help_text="So many of the newest stay in the store, beside what is live or pinned.",
+        help_text="The newest generations to keep, in addition to live and pinned ones.",
     )
     auto_rollback = forms.BooleanField(
-        label="Roll back by itself",
+        label="Automatic rollback",
         required=False,
-        help_text="When the live engine stays dead: to the last one that is not marked bad.",
+        help_text="When the live engine keeps failing. Skips generations marked bad.",
     )
 
 
@@ -149,7 +150,7 @@ class IssueKey(Described):
         max_length=128,
         widget=forms.TextInput(attrs={"placeholder": "Dana Ruiz, search team", "autofocus": True}),
         help_text="The person or service that will use it. Usage is counted under this name.",
-        error_messages={"required": "A key needs an owner: say who will use it."},
+        error_messages={"required": "Enter an owner: who will use this key."},
     )
     note = forms.CharField(
         label="Note",
@@ -159,47 +160,47 @@ class IssueKey(Described):
         help_text="What it is for.",
     )
     deployments = forms.MultipleChoiceField(
-        label="Models it may use",
+        label="Allowed models",
         required=False,
         widget=forms.CheckboxSelectMultiple,
-        help_text="None chosen means all, also those that come later.",
+        help_text="Leave empty to allow all, including future models.",
     )
     endpoints = forms.MultipleChoiceField(
-        label="Endpoints it may use",
+        label="Allowed endpoints",
         choices=[(name, name) for name in ENDPOINTS],
         required=False,
         widget=forms.CheckboxSelectMultiple,
-        help_text="None chosen means all.",
+        help_text="Leave empty to allow all.",
     )
     rpm = forms.IntegerField(
-        label="Requests a minute", min_value=0, required=False, help_text="Empty or 0: no limit."
+        label="Requests per minute", min_value=0, required=False, help_text="Empty or 0: no limit."
     )
     tpm = forms.IntegerField(
-        label="Tokens a minute",
+        label="Tokens per minute",
         min_value=0,
         required=False,
-        help_text="Prompt and answer together.",
+        help_text="Prompt and output tokens together.",
     )
     concurrency = forms.IntegerField(
-        label="Requests at once",
+        label="Concurrent requests",
         min_value=0,
         required=False,
-        help_text="More are refused with 429.",
+        help_text="Further requests get a 429 error.",
     )
     tokens_per_day = forms.IntegerField(
-        label="Tokens a day", min_value=0, required=False, help_text="Starts anew at 00:00 UTC."
+        label="Tokens per day", min_value=0, required=False, help_text="Resets at 00:00 UTC."
     )
     tokens_per_month = forms.IntegerField(
-        label="Tokens a month",
+        label="Tokens per month",
         min_value=0,
         required=False,
-        help_text="Starts anew on the 1st, UTC.",
+        help_text="Resets on the 1st at 00:00 UTC.",
     )
     expires_at = forms.DateTimeField(
         label="Expires",
         required=False,
         widget=forms.DateTimeInput(attrs={"type": "datetime-local"}, format="%Y-%m-%dT%H:%M"),
-        help_text="UTC. Empty: never.",
+        help_text="In UTC. Leave empty for no expiry.",
         input_formats=["%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d"],
     )
 
@@ -212,11 +213,11 @@ class IssueKey(Described):
             self.fields[name].widget.attrs |= {"placeholder": "no limit", "inputmode": "numeric"}
 
     def clean_expires_at(self) -> Any:
-        """An expiry lies ahead."""
+        """An expiry is in the future."""
         moment = self.cleaned_data["expires_at"]
         if moment is not None and moment <= timezone.now():
             raise forms.ValidationError(
-                "This lies in the past. Choose a later day, or leave it empty."
+                "This date is in the past. Choose a later one, or leave it empty."
             )
         return moment
 
@@ -236,25 +237,25 @@ class NewUser(Described):
     """A person to let in."""
 
     username = forms.CharField(
-        label="Name",
+        label="Username",
         max_length=150,
         widget=forms.TextInput(attrs={"autocomplete": "off", "autofocus": True}),
-        help_text="What they log in with. Letters, digits and @ . + - _ only.",
+        help_text="Used to log in. Letters, digits and @ . + - _ only.",
     )
     email = forms.EmailField(label="Email", required=False)
     role = forms.ChoiceField(
         label="Role",
         choices=[
-            (Role.VIEWER, "Viewer: sees everything but keys, changes nothing"),
+            (Role.VIEWER, "Viewer: read-only, without keys and the audit log"),
             (Role.OPERATOR, "Operator: deploys, activates, rolls back"),
-            (Role.ADMIN, "Admin: also keys and people"),
+            (Role.ADMIN, "Admin: also manages keys and people"),
         ],
         initial=Role.VIEWER,
     )
     password = forms.CharField(
-        label="First password",
+        label="Initial password",
         widget=forms.PasswordInput(attrs={"autocomplete": "new-password"}),
-        help_text="At least 8 characters, and not a common one. They change it under Account.",
+        help_text="At least 8 characters, and not a common one. They can change it under Account.",
     )
 
 
@@ -262,7 +263,7 @@ class NewPassword(Described):
     """One's own new password."""
 
     old = forms.CharField(
-        label="Present password",
+        label="Current password",
         strip=False,
         widget=forms.PasswordInput(attrs={"autocomplete": "current-password"}),
     )
@@ -281,7 +282,7 @@ class FirstPassword(Described):
         label="New password",
         strip=False,
         widget=forms.PasswordInput(attrs={"autocomplete": "new-password", "autofocus": True}),
-        help_text="At least 8 characters, and not a common one. Tell it to them on a safe way.",
+        help_text="At least 8 characters, and not a common one. Share it over a secure channel.",
     )
 
 
@@ -289,7 +290,7 @@ class NewToken(Described):
     """What a personal API token is for."""
 
     note = forms.CharField(
-        label="What it is for",
+        label="Purpose",
         required=False,
         max_length=255,
         widget=forms.TextInput(attrs={"placeholder": "Deploy script on my laptop"}),

@@ -27,8 +27,8 @@ TITLES = {
     "engine": "Engine",
     "template": "Chat template",
     "serve": "Serving",
-    "keep": "Keeping",
-    "activation": "Going live",
+    "keep": "Retention",
+    "activation": "Activation",
 }
 LABELS = {
     "gpu_layers": "GPU layers",
@@ -43,10 +43,10 @@ LABELS = {
     "min_p": "min-p",
     "cache_type_k": "K cache type",
     "cache_type_v": "V cache type",
-    "kv_unified": "One cache for all slots",
+    "kv_unified": "Unified KV cache",
     "cpu_moe_layers": "Expert layers in main memory",
     "cache_ram_mib": "Prompt cache",
-    "sse_ping_s": "Stream comment every",
+    "sse_ping_s": "Keep-alive interval",
 }
 """Where the key's own words would not do."""
 OFTEN = frozenset(
@@ -117,9 +117,12 @@ def read(text: str) -> MutableMapping[str, Any]:
     try:
         return tomlkit.parse(text)
     except (TOMLKitError, ValueError) as error:
-        raise InvalidSpec(f"the file is not TOML: {error}", remedy="mend that line") from error
+        fact = str(error).replace("'\\x00'", "the end of the file")
+        line = getattr(error, "line", None)
+        remedy = f"fix line {line}" if line else "fix the syntax"
+        raise InvalidSpec(f"invalid TOML: {fact}", remedy=remedy) from error
     except RecursionError as error:
-        raise InvalidSpec("the file is nested too deeply", remedy="write it flatter") from error
+        raise InvalidSpec("the file is nested too deeply", remedy="reduce the nesting") from error
 
 
 def sources(text: str) -> dict[str, str]:
@@ -223,7 +226,7 @@ def _field(section: str, field: Mapping[str, Any], table: Mapping[str, Any]) -> 
     default = _text(field["default"])
     if choices and kind in {"choice", "boolean"}:
         unset = dict(choices).get(default, default)
-        choices.insert(0, ("", f"as usual: {unset}" if unset else "not set"))
+        choices.insert(0, ("", f"Default ({unset})" if unset else "Not set"))
     example = _text(field.get("example"))
     return FormField(
         key=_dotted(section, str(field["name"])),
@@ -232,7 +235,7 @@ def _field(section: str, field: Mapping[str, Any], table: Mapping[str, Any]) -> 
         help=str(field["help"]),
         value=_text(table.get(field["name"])),
         choices=tuple(choices) if kind in {"choice", "boolean"} else (),
-        placeholder=default or (f"such as {example}" if example else ""),
+        placeholder=default or (f"e.g. {example}" if example else ""),
         unit=str(field.get("unit", "")),
         required=bool(field["required"]),
         selects=field["name"] == "source",
@@ -246,8 +249,8 @@ def _patch(table: Mapping[str, Any]) -> FormField:
         key=PATCH,
         label="Accept every reasoning effort",
         kind="patch",
-        help="Some templates refuse all but a few values of reasoning_effort. This patch makes"
-        " omitted and unknown values mean “high”; “none” still switches reasoning off.",
+        help="Some templates accept only a few values of reasoning_effort. With this patch,"
+        " missing and unknown values mean “high”; “none” still disables reasoning.",
         value="true" if on else "",
         choices=(("", "no"), ("true", "yes")),
         placeholder="",
@@ -265,13 +268,13 @@ def _overrules(table: Mapping[str, Any], spoken: Mapping[str, str]) -> Iterator[
         words = spoken.get(rule.name) or f"Where {rule.about}"
         yield FormField(
             key=OVERRULE + rule.name,
-            label=f"Overrule “{rule.name.replace('-', ' ')}”",
+            label=f"Override “{rule.name.replace('-', ' ')}”",
             kind="overrule",
-            help=f"{words[0].upper()}{words[1:]}: {rule.remedy}. A reason here overrules the"
-            " warning, and stays with the generation.",
+            help=f"{words[0].upper()}{words[1:]}: {rule.remedy}. A reason here overrides the"
+            " warning and is kept with the generation.",
             value=_text(reasons.get(rule.name)),
             choices=(),
-            placeholder="it was warned of this: say why it does not hold"
+            placeholder="warned in an earlier run: explain why it does not apply"
             if rule.name in spoken
             else "",
             unit="",

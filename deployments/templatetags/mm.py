@@ -106,7 +106,7 @@ def icon(name: str, label: str = "") -> SafeString:
 @register.filter
 def doing(trial: Trial) -> str:
     """What a trial that is under way does now, in words."""
-    return TRIAL_WORDS[TrialPhase(trial.phase)] if trial.phase else "waiting for its host's worker"
+    return TRIAL_WORDS[TrialPhase(trial.phase)] if trial.phase else "waiting for the host's worker"
 
 
 @register.simple_tag
@@ -464,13 +464,22 @@ def browser(agent: str) -> str:
     system = next((system for system in SYSTEMS if system in agent), "")
     if name and system:
         return f"{name} on {system.replace('Macintosh', 'a Mac')}"
-    return name or agent[:60] or "an unnamed program"
+    return name or agent[:60] or "unknown client"
 
 
 @register.filter
 def pretty(value: Any) -> str:
     """JSON for people."""
     return json.dumps(value, indent=2, ensure_ascii=False, sort_keys=True)
+
+
+@register.filter
+def sentence(text: str) -> str:
+    """A message as a sentence: a full stop at its end, a capital unless it begins with a name."""
+    first, _, _ = text.partition(" ")
+    if first.isalpha() and first.islower():
+        text = f"{text[0].upper()}{text[1:]}"
+    return text if not text or text.endswith((".", "?", "!", "…")) else f"{text}."
 
 
 @register.filter

@@ -12,7 +12,7 @@ from django.urls import reverse
 from django.views.decorators.http import require_POST
 
 from deployments import actions, queries
-from deployments.views.page import in_words, operator, page, show
+from deployments.views.page import operator, page, sentences, show
 from mmadmin.core.errors import MmError
 
 
@@ -26,7 +26,7 @@ def look(request: HttpRequest) -> HttpResponse:
             me, request.POST.get("repo", ""), revision=request.POST.get("revision") or "main"
         )
     except MmError as error:
-        messages.error(request, in_words(error))
+        messages.error(request, sentences(error))
         return redirect("new-deployment")
     return redirect("browse", browse_id=job.pk)
 

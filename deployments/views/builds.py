@@ -13,7 +13,7 @@ from django.views.decorators.http import require_POST
 from deployments import actions, queries
 from deployments.drawing.graph import Node, draw
 from deployments.models import Build, LogChunk
-from deployments.views.page import attempt, in_words, number_of, page, person, show
+from deployments.views.page import attempt, number_of, page, person, sentences, show
 from mmadmin.core.errors import MmError
 
 PARTS = {"head": "build/_head.html", "steps": "build/_steps.html"}
@@ -93,7 +93,7 @@ def cancel(request: HttpRequest, build_id: int) -> HttpResponse:
     return attempt(
         request,
         lambda: actions.cancel_build(person(request), build_id),
-        "The build is being cancelled. What is finished stays in the store.",
+        "Cancelling the build. Finished steps stay in the store.",
         reverse("build", kwargs={"build_id": build_id}),
     )
 
@@ -105,7 +105,7 @@ def retry(request: HttpRequest, build_id: int) -> HttpResponse:
     try:
         build_id = actions.retry_build(person(request), build_id).pk
     except MmError as error:
-        messages.error(request, in_words(error))
+        messages.error(request, sentences(error))
     return redirect("build", build_id=build_id)
 
 

@@ -20,11 +20,11 @@ from deployments.panel.forms import DeploymentSettings, OptionalReason, Reason
 from deployments.views.page import (
     attempt,
     blame,
-    in_words,
     number_of,
     operator,
     page,
     person,
+    sentences,
     show,
 )
 from mmadmin.core.engines.probes import report_rows
@@ -108,7 +108,7 @@ def compare(request: HttpRequest, name: str) -> HttpResponse:
         newest = [row.generations, row.generations - 1]
         if row.generations < 2:  # noqa: PLR2004
             raise NotFound(
-                f"{name} has only one generation", remedy="there is nothing to compare yet"
+                f"{name} has only one generation", remedy="build a second generation to compare"
             )
         picked = newest
     before, after = sorted(picked)
@@ -149,7 +149,7 @@ def _go(
             except MmError as error:
                 blame(form, error)
             else:
-                messages.success(request, "It is under way: watch it below.")
+                messages.success(request, "Started. Progress is shown below.")
                 return redirect("deployment", name=name)
         status = 422
     preview = queries.preview(me, name, number) if number is not None else None
@@ -202,7 +202,7 @@ def rollback_to_last(request: HttpRequest, name: str) -> HttpResponseBase:
     of = queries.deployment(me, name).deployment
     target = of.rollback_target()
     if target is None:
-        messages.error(request, in_words(Conflict(**of.no_way_back())))
+        messages.error(request, sentences(Conflict(**of.no_way_back())))
         return redirect("deployment", name=name)
     return rollback(request, name=name, number=target.number)
 
@@ -240,9 +240,9 @@ def pin(request: HttpRequest, name: str, number: int) -> HttpResponse:
     return attempt(
         request,
         lambda: actions.pin(person(request), name, number, on, reason=reason),
-        f"Generation {number} is pinned: its objects stay in the store."
+        f"Generation {number} pinned. Its objects stay in the store."
         if on
-        else f"Generation {number} is no longer pinned.",
+        else f"Generation {number} unpinned.",
         back,
     )
 
@@ -256,7 +256,9 @@ def mark(request: HttpRequest, name: str, number: int) -> HttpResponse:
     return attempt(
         request,
         lambda: actions.mark(person(request), name, number, word, reason=reason),
-        f"Generation {number} is marked {word}." if word else f"Generation {number} has no mark.",
+        f"Generation {number} marked {word}."
+        if word
+        else f"Generation {number} is no longer marked.",
         back,
     )
 
@@ -276,7 +278,7 @@ def settings(request: HttpRequest, name: str) -> HttpResponse:
             except MmError as error:
                 blame(form, error)
             else:
-                messages.success(request, f"The settings of {name} are changed.")
+                messages.success(request, f"Settings of {name} saved.")
                 return redirect("deployment", name=name)
         status = 422
     context = {"nav": "overview", "name": name, "form": form}
@@ -291,7 +293,7 @@ def archive(request: HttpRequest, name: str) -> HttpResponse:
     return attempt(
         request,
         lambda: actions.archive(person(request), name, on=on),
-        f"{name} is archived: its history stays." if on else f"{name} is back.",
+        f"{name} archived. Its history stays." if on else f"{name} restored from the archive.",
         reverse("deployment", kwargs={"name": name}),
     )
 
@@ -325,6 +327,6 @@ def cancel_activation(request: HttpRequest, activation_id: int) -> HttpResponse:
     return attempt(
         request,
         lambda: actions.cancel_activation(me, activation_id),
-        "It is being cancelled; what was live stays or comes back.",
+        "Cancelling. The previous generation stays live or is restored.",
         reverse("deployment", kwargs={"name": it.deployment.name}),
     )

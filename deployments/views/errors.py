@@ -16,12 +16,12 @@ def unreadable(request: HttpRequest, exception: Exception | None = None) -> Http
     if isinstance(exception, RequestDataTooBig):
         most = settings.DATA_UPLOAD_MAX_MEMORY_SIZE / 1_000_000
         error = InvalidInput(
-            f"what was sent is larger than {most:.1f} MB",
-            remedy="deployment files and notes are small: send less",
+            f"the request is larger than {most:.1f} MB",
+            remedy="send a smaller file or note",
         )
         status = 413
     else:
-        error = InvalidInput("this request cannot be read", remedy="reload the page and try again")
+        error = InvalidInput("the request is malformed", remedy="reload the page and try again")
         status = 400
     return render(request, "error.html", {"error": error, **frame(request)}, status=status)
 

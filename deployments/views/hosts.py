@@ -107,7 +107,7 @@ def _main(total: int, free: int, replicas: list[Replica]) -> Memory:
     free = max(0, min(free, total - sum(size for _, size, _ in parts)))
     rest = total - free - sum(size for _, size, _ in parts)
     if rest > 0:
-        parts.append(("everything else", rest, "other"))
+        parts.append(("other processes", rest, "other"))
     return Memory("Memory", total, parts, free)
 
 
@@ -121,7 +121,7 @@ def _card(gpu: dict[str, Any], by_pid: dict[int, str]) -> Memory:
         parts.append((name or f"pid {process['pid']}", int(process["memory_bytes"]), css))
     rest = total - free - sum(size for _, size, _ in parts)
     if rest > 0:
-        parts.append(("driver and others", rest, "other"))
+        parts.append(("driver and other processes", rest, "other"))
     return Memory(f"GPU {gpu['index']}", total, parts, free)
 
 
@@ -146,6 +146,6 @@ def examine(request: HttpRequest, name: str) -> HttpResponse:
     return attempt(
         request,
         lambda: actions.care(person(request), CareKind.DOCTOR, host=name),
-        f"The worker of {name} has been asked: its answer appears below.",
+        f"Health check started on {name}. Results appear below.",
         reverse("hosts"),
     )

@@ -15,7 +15,7 @@ from django.views.decorators.http import require_POST
 from deployments import actions, queries
 from deployments.models import ClientKey
 from deployments.panel.forms import IssueKey
-from deployments.views.page import admin, attempt, blame, in_words, number_of, page, person, show
+from deployments.views.page import admin, attempt, blame, number_of, page, person, sentences, show
 from deployments.views.usage import charts, of_key
 from mmadmin.core.errors import MmError
 
@@ -133,10 +133,10 @@ def _change(request: HttpRequest, found: ClientKey, wanted: Mapping[str, Any]) -
     """Write only what differs, so that the audit log says what was changed."""
     changes = {name: value for name, value in wanted.items() if value != getattr(found, name)}
     if not changes:
-        messages.info(request, "Nothing was changed.")
+        messages.info(request, "No changes.")
         return
     actions.edit_key(person(request), found.key_id, **changes)
-    messages.success(request, "Changed. The gate knows already.")
+    messages.success(request, "Key updated.")
 
 
 @page
@@ -150,16 +150,16 @@ def confirm(request: HttpRequest, key_id: str, act: str) -> HttpResponse:
         try:
             successor, text = actions.rotate_key(me, key_id)
         except MmError as error:
-            messages.error(request, in_words(error))
+            messages.error(request, sentences(error))
             return redirect("key", key_id=key_id)
         return _once(request, successor, text)
     back = reverse("key", kwargs={"key_id": key_id})
     if act == "revoke":
         return attempt(
-            request, lambda: actions.revoke_key(me, key_id), f"{found} is revoked for ever.", back
+            request, lambda: actions.revoke_key(me, key_id), f"{found} permanently revoked.", back
         )
     return attempt(
-        request, lambda: actions.suspend_key(me, key_id, on=True), f"{found} is suspended.", back
+        request, lambda: actions.suspend_key(me, key_id, on=True), f"{found} suspended.", back
     )
 
 
@@ -170,6 +170,6 @@ def resume(request: HttpRequest, key_id: str) -> HttpResponse:
     return attempt(
         request,
         lambda: actions.suspend_key(person(request), key_id, on=False),
-        "The key works again.",
+        "Key resumed.",
         reverse("key", kwargs={"key_id": key_id}),
     )

@@ -21,6 +21,7 @@ from django.shortcuts import redirect, render
 from deployments import actions
 from deployments.models import Role, User
 from deployments.panel.fragments import fragment
+from deployments.templatetags.mm import sentence
 from mmadmin.core.errors import HTTP_STATUS, MmError, NotFound, Refused, Unreachable
 
 log = logging.getLogger(__name__)
@@ -47,7 +48,7 @@ def admin(request: HttpRequest) -> User:
 
 
 def page(view: View[P]) -> View[P]:
-    """A page of the panel: for people who are logged in; expected errors become pages in words."""
+    """A page of the panel: for people who are logged in; expected errors become pages."""
 
     @wraps(view)
     def shown(request: HttpRequest, *args: P.args, **kwargs: P.kwargs) -> HttpResponseBase:
@@ -57,8 +58,10 @@ def page(view: View[P]) -> View[P]:
             return failure(request, error)
         except OperationalError as error:
             log.warning("%s %s: the database: %s", request.method, request.path, error)
-            words = Unreachable("the database does not answer", remedy="try again in a moment")
-            return failure(request, words)
+            unreachable = Unreachable(
+                "the database is not responding", remedy="try again in a moment"
+            )
+            return failure(request, unreachable)
 
     answered = login_required(shown)
     answered.has_parts = True  # type: ignore[attr-defined]  # an open page may follow its fragments
@@ -112,7 +115,7 @@ def attempt(request: HttpRequest, act: Callable[[], object], done: str, back: st
     try:
         act()
     except MmError as error:
-        messages.error(request, in_words(error))
+        messages.error(request, sentences(error))
     else:
         messages.success(request, done)
     return redirect(back)
@@ -121,13 +124,12 @@ def attempt(request: HttpRequest, act: Callable[[], object], done: str, back: st
 def blame(form: BaseForm, error: MmError) -> None:
     """Put an error beside the form's field that it names, or above the form."""
     field = str(error.details.get("field", ""))
-    form.add_error(field if field in form.fields else None, in_words(error))
+    form.add_error(field if field in form.fields else None, sentences(error))
 
 
-def in_words(error: MmError) -> str:
-    """Fact and remedy as one or two sentences."""
-    parts = [error.message, error.remedy]
-    return " ".join(f"{p[0].upper()}{p[1:]}".rstrip(".") + "." for p in parts if p)
+def sentences(error: MmError) -> str:
+    """An error's message and remedy as one or two sentences."""
+    return " ".join(sentence(part) for part in (error.message, error.remedy) if part)
 
 
 def number_of(text: str | None, *, default: int = 1) -> int:

@@ -16,9 +16,9 @@ from deployments.views.page import admin, attempt, blame, number_of, page, perso
 from mmadmin.core.errors import MmError
 
 ROLES = (
-    (Role.VIEWER, "viewer", "sees everything but keys and the audit log"),
-    (Role.OPERATOR, "operator", "also deploys, activates and rolls back"),
-    (Role.ADMIN, "admin", "also keys and people"),
+    (Role.VIEWER, "viewer", "read-only; does not see keys or the audit log"),
+    (Role.OPERATOR, "operator", "can also deploy, activate and roll back"),
+    (Role.ADMIN, "admin", "can also manage keys and people"),
 )
 OWN_SHOWN = 10
 """Logins and tokens on a page of one's account."""
@@ -47,7 +47,7 @@ def new(request: HttpRequest) -> HttpResponse:
             except MmError as error:
                 blame(form, error)
             else:
-                messages.success(request, f"{user} can log in now.")
+                messages.success(request, f"{user} can now log in.")
                 return redirect("people")
         status = 422
     return show(request, "people/new.html", {"nav": "people", "form": form}, status=status)
@@ -61,7 +61,7 @@ def role(request: HttpRequest, username: str) -> HttpResponse:
     return attempt(
         request,
         lambda: actions.set_role(person(request), username, word),
-        f"{username} is {word} now.",
+        f"{username} now has the role {word}.",
         reverse("people"),
     )
 
@@ -74,7 +74,7 @@ def active(request: HttpRequest, username: str) -> HttpResponse:
     return attempt(
         request,
         lambda: actions.set_user_active(person(request), username, on=on),
-        f"{username} {'may log in again' if on else 'is kept out'}.",
+        f"{username} {'has been reactivated' if on else 'has been deactivated'}.",
         reverse("people"),
     )
 
@@ -92,7 +92,7 @@ def password(request: HttpRequest, username: str) -> HttpResponse:
             except MmError as error:
                 blame(form, error)
             else:
-                messages.success(request, f"{username} has a new password.")
+                messages.success(request, f"{username} now has a new password.")
                 return redirect("people")
         status = 422
     context = {"nav": "people", "form": form, "username": username}
@@ -112,10 +112,10 @@ def account(request: HttpRequest) -> HttpResponse:
                 blame(form, error)
             else:
                 update_session_auth_hash(request, user)
-                messages.success(request, "Your password is changed. Other sessions are ended.")
+                messages.success(request, "Password changed. Your other sessions have been ended.")
                 return redirect("account")
         else:
-            form.add_error("old", "This is not your present password.")
+            form.add_error("old", "The current password is incorrect.")
     context = {
         "nav": "account",
         "form": form,
@@ -157,7 +157,7 @@ def revoke_token(request: HttpRequest, token_id: str) -> HttpResponse:
     return attempt(
         request,
         lambda: actions.revoke_token(person(request), token_id),
-        "The token is revoked.",
+        "Token revoked.",
         reverse("account"),
     )
 
@@ -169,7 +169,7 @@ def end_session(request: HttpRequest, public_id: str) -> HttpResponse:
     return attempt(
         request,
         lambda: actions.end_session(person(request), public_id),
-        "That login has ended: whoever uses it must log in again.",
+        "Session ended.",
         reverse("account"),
     )
 
@@ -182,6 +182,6 @@ def end_sessions(request: HttpRequest) -> HttpResponse:
     return attempt(
         request,
         lambda: actions.end_other_sessions(person(request), present),
-        "Every other login of yours has ended.",
+        "All other sessions have been ended.",
         reverse("account"),
     )

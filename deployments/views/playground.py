@@ -122,7 +122,7 @@ def end_trial(request: HttpRequest, trial_id: int) -> HttpResponse:
     return attempt(
         request,
         lambda: actions.end_trial(me, trial_id),
-        f"The trial of {it.generation.uid} ends.",
+        f"The trial of {it.generation.uid} is ending.",
         reverse("generation", kwargs=back),
     )
 
@@ -131,13 +131,13 @@ async def chat(request: HttpRequest) -> HttpResponseBase:
     """Relay one chat completion to the gate."""
     user = await request.auser()
     if not isinstance(user, User) or not user.is_active:
-        return _failure(401, "you are not logged in", "log in again in another tab")
+        return _failure(401, "you are logged out", "log in again in another tab")
     if request.method != "POST":
         return HttpResponse(status=405)
     try:
         body = request.body
     except RequestDataTooBig:
-        return _failure(413, "this conversation is too long for the playground", "begin a new one")
+        return _failure(413, "this conversation is too long for the playground", "start a new chat")
     try:
         answer = await _ask(request, user, body)
         if answer.status_code == 401:  # noqa: PLR2004 (somebody has ended the key meanwhile)
@@ -179,7 +179,7 @@ async def _relay(body: bytes, key: str, agent: str) -> HttpResponseBase:
         answer = await client.send(request, stream=True)
     except httpx2.HTTPError:
         await client.aclose()
-        return _failure(503, "the gate does not answer", "look at `mm status`")
+        return _failure(503, "the gate does not answer", "check `mm status`")
     relayed = StreamingHttpResponse(_bytes(client, answer), status=answer.status_code)
     for name in PASSED_ON:
         if name in answer.headers:

@@ -16,7 +16,7 @@ from mozilla_django_oidc.views import (  # type: ignore[import-untyped]
 )
 
 from deployments.accounts.oidc import setting
-from deployments.views.page import in_words
+from deployments.views.page import sentences
 from mmadmin.core.errors import MmError
 
 log = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ class Leave(OIDCAuthenticationRequestView):  # type: ignore[misc]
             answer: HttpResponseBase = super().get(request)
         except MmError as error:
             log.warning("%s", error)
-            messages.error(request, in_words(error))
+            messages.error(request, sentences(error))
             return redirect("login")
         return answer
 
@@ -67,7 +67,7 @@ class Return(OIDCAuthenticationCallbackView):  # type: ignore[misc]
         """Back to the login page."""
         messages.error(
             self.request,
-            f"{settings.OIDC_NAME} did not let you in, or your account here is switched off. "
+            f"{settings.OIDC_NAME} rejected the login, or your account here is deactivated. "
             "Try again, or ask an admin.",
         )
         return redirect("login")

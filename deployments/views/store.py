@@ -19,10 +19,10 @@ PARTS = {
     "objects": "store/_objects.html",
 }
 TITLES = {
-    CareKind.PREVIEW: "What a collection would free",
+    CareKind.PREVIEW: "Cleanup preview",
     CareKind.COLLECT: "Collection",
     CareKind.VERIFY: "Verification",
-    CareKind.READ: "Verification with contents",
+    CareKind.READ: "Content verification",
 }
 
 
@@ -52,7 +52,7 @@ def care(request: HttpRequest, kind: str) -> HttpResponse:
         return attempt(
             request,
             lambda: actions.care(me, kind),
-            "The host's worker has been asked: watch it here.",
+            "Started. Progress is shown below.",
             reverse("store"),
         )
     context = {"nav": "store", "kind": kind, "title": TITLES[CareKind(kind)]}
@@ -66,6 +66,6 @@ def cancel(request: HttpRequest, care_id: int) -> HttpResponse:
     return attempt(
         request,
         lambda: actions.cancel_care(person(request), care_id),
-        "It is being cancelled.",
+        "Cancelling.",
         reverse("store"),
     )

@@ -1,4 +1,4 @@
-"""The books: requests, tokens, latency and failures over time; as charts, a table and CSV."""
+"""Usage: requests, tokens, latency and failures over time; as charts, a table and CSV."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def charts(me: User, wanted: Wanted) -> list[Chart]:
     return [
         draw("requests", "Requests", times, _requests(each), words=brief),
         draw("tokens", "Tokens", times, _tokens(each), words=brief),
-        draw("latency", "Latency, mean", times, _latency(each), words=milliseconds, lines=True),
+        draw("latency", "Mean latency", times, _latency(each), words=milliseconds, lines=True),
     ]
 
 
@@ -117,13 +117,13 @@ def _times(since: datetime, until: datetime, length: timedelta) -> Iterator[date
 def _requests(each: Sequence[Mapping[str, Any]]) -> list[Series]:
     failed = [row.get("failed", 0) for row in each]
     good = [row.get("requests", 0) - bad for row, bad in zip(each, failed, strict=True)]
-    return [Series("answered", good, "c0"), Series("failed", failed, "cbad")]
+    return [Series("succeeded", good, "c0"), Series("failed", failed, "cbad")]
 
 
 def _tokens(each: Sequence[Mapping[str, Any]]) -> list[Series]:
     return [
         Series("prompt", [row.get("prompt_tokens", 0) for row in each], "c0"),
-        Series("answer", [row.get("completion_tokens", 0) for row in each], "c1"),
+        Series("output", [row.get("completion_tokens", 0) for row in each], "c1"),
     ]
 
 
@@ -132,8 +132,8 @@ def _latency(each: Sequence[Mapping[str, Any]]) -> list[Series]:
         return [row.get(name, 0) / row["requests"] if row.get("requests") else 0 for row in each]
 
     return [
-        Series("first token", mean("ttft_ms"), "l0"),
-        Series("whole answer", mean("duration_ms"), "l1"),
+        Series("time to first token", mean("ttft_ms"), "l0"),
+        Series("total latency", mean("duration_ms"), "l1"),
     ]
 
 

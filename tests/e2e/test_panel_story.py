@@ -71,21 +71,21 @@ def test_the_whole_story(site: Installation, browser: Browser) -> None:
         live(page, 1)
 
         page.get_by_role("link", name="Keys").click()
-        page.get_by_role("link", name=re.compile("^Issue")).first.click()
+        page.get_by_role("link", name=re.compile("^Create")).first.click()
         page.get_by_label("Owner").fill("browser story")
-        page.get_by_role("button", name="Issue the key").click()
+        page.get_by_role("button", name="Create key").click()
         key = page.locator("#key-text").inner_text()
         assert f'"model": "{NAME}"' in page.locator("#curl").inner_text()
         assert site.answered(key, NAME) == f"{NAME}/1"
 
         page.goto(f"/deployments/{NAME}/")
-        page.get_by_role("link", name="Change").click()
+        page.get_by_role("link", name="Edit").click()
         deploy(page, first.replace("slots = 2", "slots = 1"), "one slot")
         live(page, 2)
         assert site.answered(key, NAME) == f"{NAME}/2"
 
-        page.get_by_label("Pick generation 1 for a comparison").check()
-        page.get_by_label("Pick generation 2 for a comparison").check()
+        page.get_by_label("Select generation 1 to compare").check()
+        page.get_by_label("Select generation 2 to compare").check()
         page.get_by_role("button", name="Compare", exact=True).click()
         expect(page.get_by_role("rowheader", name="serve.slots")).to_be_visible()
 
@@ -106,8 +106,8 @@ def test_the_whole_story(site: Installation, browser: Browser) -> None:
 
         page.goto(f"/keys/{key.split('-')[2]}/")
         page.get_by_role("link", name="Revoke").click()
-        page.get_by_role("dialog").get_by_role("button", name="Revoke for ever").click()
-        expect(page.get_by_role("main").get_by_text("is revoked for ever")).to_be_visible()
+        page.get_by_role("dialog").get_by_role("button", name="Revoke permanently").click()
+        expect(page.get_by_role("main").get_by_text("permanently revoked")).to_be_visible()
     wait_for(
         "the refusal",
         lambda: site.ask(key, NAME).status_code == httpx2.codes.UNAUTHORIZED,

@@ -76,7 +76,7 @@ def visit(browser: Browser, url: str, name: str | None, *, width: int = 1440) ->
 def login(page: Page, name: str, password: str = PASSWORD) -> None:
     """Come in as a person would."""
     page.goto("/login/")
-    page.get_by_label("Name").fill(name)
+    page.get_by_label("Username").fill(name)
     page.get_by_label("Password").fill(password)
     page.get_by_role("button", name="Log in").click()
     page.get_by_role("heading", name="Overview", exact=True).wait_for()

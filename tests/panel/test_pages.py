@@ -25,6 +25,7 @@ from deployments.models import (
     Trial,
     User,
 )
+from deployments.templatetags.mm import sentence
 from mmadmin.core.spec.spec import parse_spec
 from tests.panel import PASSWORD, markup, seed
 
@@ -185,8 +186,8 @@ def test_an_empty_installation_names_the_next_step(db: None, client: Client) -> 
     """The first page of a fresh installation leads to the first deployment."""
     client.force_login(User.objects.create_user("ada", role="admin"))
     assert "Create the first deployment" in markup(client.get("/"))
-    assert "Issue the first key" in markup(client.get("/keys/"))
-    assert "Nothing was built yet" in markup(client.get("/builds/"))
+    assert "Create the first key" in markup(client.get("/keys/"))
+    assert "No builds yet" in markup(client.get("/builds/"))
 
 
 def test_history_shows_who_why_and_how_long(viewer: Client) -> None:
@@ -202,7 +203,7 @@ def test_a_roll_back_needs_a_reason(operator: Client) -> None:
     """Without a reason the form comes back with the words beside the field, and nothing happens."""
     answer = operator.post(f"/deployments/{NAME}/generations/2/rollback/", {"reason": " "})
     assert answer.status_code == 422
-    assert "Say why" in markup(answer)
+    assert "Enter a reason" in markup(answer)
     assert not Activation.objects.filter(kind="rollback").exists()
 
 
@@ -213,8 +214,8 @@ def test_a_roll_back_is_foreseen(operator: Client) -> None:
     Replica.objects.exclude(trial=None).delete()
     html = markup(operator.get(f"/deployments/{NAME}/generations/2/rollback/"))
     assert "GPU 0 is short of 17.0 GiB" in html
-    assert f"{NAME}/5 comes back" in html
-    assert "New requests wait about <strong>1 min 21 s</strong>" in html
+    assert f"{NAME}/5 is restored automatically" in html
+    assert "New requests then wait about <strong>1 min 21 s</strong>" in html
     Host.objects.update(facts={})
     html = markup(operator.get(f"/deployments/{NAME}/generations/2/rollback/"))
     assert "its host has not reported yet" in html.lower()
@@ -238,7 +239,7 @@ def test_a_host_that_has_not_reported_yet(team: dict[str, User], viewer: Client)
     """Dashes instead of numbers, and no page breaks."""
     Host.objects.create(name="fresh")
     html = markup(viewer.get("/hosts/"))
-    assert "worker silent, last heard never" in html
+    assert "worker not responding, last seen never" in html
     assert viewer.get("/").status_code == 200
 
 
@@ -302,14 +303,14 @@ def test_a_file_that_is_too_large(operator: Client, settings) -> None:
     answer = operator.post("/deployments/new/", form)
     assert answer.status_code == 413
     page = markup(answer)
-    assert "What was sent is larger than 2.6 MB. Deployment files and notes are small" in page
+    assert "The request is larger than 2.6 MB" in page
     assert 'class="frame"' in page
     sheet = operator.post("/deployments/new/", form, headers={"X-Sheet": "1"})
     assert sheet.status_code == 413
     assert 'class="frame"' not in markup(sheet)
     odd = operator.post("/deployments/new/", {f"f{n}": "" for n in range(1_001)})
     assert odd.status_code == 400
-    assert "This request cannot be read" in markup(odd)
+    assert "The request is malformed" in markup(odd)
     settings.ALLOWED_HOSTS = ["panel.example"]
     stray = operator.get("/", headers={"Host": "elsewhere.example"})
     assert stray.status_code == 400, "also before it is known who asks"
@@ -390,7 +391,7 @@ def test_a_key_without_an_owner_is_refused(admin: Client) -> None:
     answer = admin.post("/keys/new/", {"owner": "", "tokens_per_day": "-4"})
     assert answer.status_code == 422
     html = markup(answer)
-    assert "say who will use it" in html
+    assert "Enter an owner" in html
     assert 'aria-invalid="true"' in html
 
 
@@ -429,7 +430,7 @@ def test_key_search(operator: Client) -> None:
     html = markup(operator.get("/keys/?search=dana"))
     assert "Dana Ruiz" in html
     assert "Kenji Mori" not in html
-    assert "No key fits" in markup(operator.get("/keys/?search=nobodyatall"))
+    assert "No matching keys" in markup(operator.get("/keys/?search=nobodyatall"))
 
 
 def test_unknown_things_are_404(viewer: Client) -> None:
@@ -486,6 +487,22 @@ def test_previews_take_the_same_number_of_queries(operator: Client) -> None:
     assert len(counts) == 1
 
 
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("the disk is full", "The disk is full."),
+        ("serve.temperature must be a number", "serve.temperature must be a number."),
+        ("unsloth/X-GGUF is gated", "unsloth/X-GGUF is gated."),
+        ('did you mean "temperature"?', 'Did you mean "temperature"?'),
+        ("Already a sentence.", "Already a sentence."),
+        ("", ""),
+    ],
+)
+def test_messages_become_sentences(text: str, shown: str) -> None:
+    """Identifiers keep their case, and no second full stop is added."""
+    assert sentence(text) == shown
+
+
 def test_guessing_is_slowed_down(team: dict[str, User], client: Client, settings) -> None:
     """After some wrong passwords even the right one has to wait; other names do not."""
     settings.CACHES = {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}}
@@ -495,7 +512,7 @@ def test_guessing_is_slowed_down(team: dict[str, User], client: Client, settings
     right = {"username": "vera", "password": PASSWORD}
     answer = client.post("/login/", right)
     assert answer.status_code == 429
-    assert "Too many wrong passwords" in markup(answer)
+    assert "Too many failed attempts" in markup(answer)
     assert client.post("/login/", {"username": "otto", "password": PASSWORD}).status_code == 302
 
 
@@ -504,7 +521,7 @@ def test_own_password_and_tokens(viewer: Client) -> None:
     new = "another long password"
     answer = viewer.post("/account/", {"old": "wrong", "password": new})
     assert answer.status_code == 422
-    assert "not your present password" in markup(answer)
+    assert "current password is incorrect" in markup(answer)
     answer = viewer.post("/account/", {"old": PASSWORD, "password": new})
     assert answer.status_code == 302
     assert User.objects.get(username="vera").check_password(new)
@@ -587,7 +604,7 @@ def test_a_warning_that_was_given_can_be_overruled(operator: Client) -> None:
     html = markup(answer)
     assert "[activation.overrule]" in html
     assert "rope scaling, evaluated" in html
-    assert "The file is well-formed" in html
+    assert "The file is valid" in html
 
 
 OFFERS = {
@@ -634,7 +651,7 @@ def test_a_hub_repository_is_looked_at(operator: Client) -> None:
     answer = operator.post("/deployments/new/browse/", {"repo": "unsloth/Some-Model-GGUF"})
     job = Browse.objects.get()
     assert answer["Location"] == f"/deployments/new/browse/{job.pk}/"
-    assert "Reading the listing" in markup(operator.get(answer["Location"]))
+    assert "Reading the file list" in markup(operator.get(answer["Location"]))
     Browse.objects.filter(pk=job.pk).update(state="succeeded", result=OFFERS)
     html = markup(operator.get(answer["Location"]))
     assert "fits on 2 GPUs" in html
@@ -675,7 +692,7 @@ def test_a_plan_says_what_is_left_of_the_disk(operator: Client) -> None:
     short = disk | {"disk_free_bytes": 101 * gib, "disk_usable_bytes": 100 * gib}
     Build.objects.filter(pk=plan.pk).update(plan=short)
     html = markup(operator.get(f"/builds/{plan.pk}/"))
-    assert "too little: 40.0 GiB are lacking, for 1.0 GiB must stay free" in html
+    assert "short by 40.0 GiB; 1.0 GiB must stay free" in html
 
 
 def test_what_the_template_s_patches_change(viewer: Client) -> None:
@@ -690,10 +707,10 @@ def test_what_the_template_s_patches_change(viewer: Client) -> None:
     ]
     assert '<div class="del">-[THINK]</div>' in shown
     assert "+++ after" not in shown
-    assert "0 lines more, 1 less" in shown
-    assert "renders now" in shown
+    assert "0 lines added, 1 removed" in shown
+    assert "now renders" in shown
     assert "must be none or high, got medium" in shown
-    assert "the same" in shown
+    assert "unchanged" in shown
     other = markup(viewer.get("/deployments/smollm2-135m/generations/1/"))
     assert 'id="rendering"' not in other
 
@@ -717,7 +734,7 @@ def test_who_holds_a_machine_without_cards(viewer: Client) -> None:
     """Main memory names its engines by what they were measured to hold, and the rest."""
     html = markup(viewer.get("/"))
     assert "smollm2-135m/1 304 MiB" in html
-    assert "Memory: 7.0 of 24.0 GiB in use (smollm2-135m/1, everything else)" in html
+    assert "Memory: 7.0 of 24.0 GiB in use (smollm2-135m/1, other processes)" in html
     report = Replica.objects.get(generation__deployment__name="smollm2-135m").generation
     report.probe_report = {"memory": [{"part": "main memory", "measured": 30 * 2**30}]}
     report.save()
@@ -735,7 +752,7 @@ def test_what_was_measured_side_by_side(viewer: Client) -> None:
     Generation.objects.update(probe_report={"rows": []})
     assert "Generation 5" in markup(viewer.get(page))
     Generation.objects.update(probe_report=None)
-    assert "Nothing is measured yet" in markup(viewer.get(page))
+    assert "No benchmarks yet" in markup(viewer.get(page))
 
 
 def test_an_engine_s_log_is_read_on_its_host(operator: Client, viewer: Client, settings) -> None:
@@ -755,7 +772,7 @@ def test_an_engine_s_log_is_read_on_its_host(operator: Client, viewer: Client, s
     assert replica.uid in answer["Content-Disposition"]
     assert viewer.get(page).status_code == 403
     away = markup(operator.get(f"/deployments/{NAME}/generations/5/log/"))
-    assert "It is on v100-box" in away
+    assert "This log is on v100-box" in away
     assert f"mm logs {NAME}/5" in away
     assert operator.get(f"/deployments/{NAME}/generations/1/log/").status_code == 404
 
@@ -785,7 +802,7 @@ def test_a_mark_says_why(operator: Client, viewer: Client) -> None:
     assert answer["Location"] == page
     html = markup(operator.get(page))
     assert f"{NAME}/3 is bad: loops on &lt;b&gt;long&lt;/b&gt; results" in html
-    assert "Not bad any more" in html
+    assert "Remove 'bad'" in html
     operator.post(f"{page}pin/", {"from": "generation", "on": "1", "reason": "the last Q5"})
     html = markup(viewer.get(page))
     assert f"pin {NAME}/3: the last Q5" in html
@@ -794,7 +811,7 @@ def test_a_mark_says_why(operator: Client, viewer: Client) -> None:
 
 def test_the_store_is_cared_for(operator: Client, viewer: Client) -> None:
     """A collection is asked about first; what a worker found stands on the page, for viewers too."""
-    assert "Collect what nobody needs?" in markup(operator.get("/store/care/gc/"))
+    assert "Clean up the store?" in markup(operator.get("/store/care/gc/"))
     assert not Care.objects.exists()
     assert operator.post("/store/care/gc/")["Location"] == "/store/"
     job = Care.objects.get()
@@ -812,7 +829,7 @@ def test_the_store_is_cared_for(operator: Client, viewer: Client) -> None:
     }
     Care.objects.update(state="succeeded", result=result)
     html = markup(viewer.get("/store/?part=care"))
-    assert "Freed <strong>3.0 GiB</strong>: 2 objects and 5 files went, 7 objects stayed." in html
+    assert "Freed <strong>3.0 GiB</strong>: 2 objects and 5 files removed, 7 objects kept." in html
     assert "mistral-medium-3.5/1" in html
     assert "<form" not in html
     assert operator.get("/store/care/doctor/").status_code == 404
@@ -941,13 +958,13 @@ def test_many_logins_and_people_come_in_pages(admin: Client, team: dict[str, Use
     html = markup(admin.get("/people/?search=P119@"))
     assert "p119@example.net" in html
     assert "p118" not in html
-    assert "Nobody fits" in markup(admin.get("/people/?search=zzz"))
+    assert "No matching users" in markup(admin.get("/people/?search=zzz"))
 
 
 def test_a_trial_is_begun_from_its_form(operator: Client) -> None:
     """What can be tried is offered, wrong input stays in the form, and the playground is next."""
     page = markup(operator.get("/playground/trial/"))
-    assert "There is nothing to try" in page, "the only one that could be is on trial"
+    assert "Nothing to try" in page, "the only one that could be is on trial"
     ended("succeeded")
     page = markup(operator.get(f"/playground/trial/?which={NAME}/2"))
     assert f'<option value="{NAME}/2" selected>' in page
@@ -979,12 +996,12 @@ def test_a_trial_is_ended_from_a_page(operator: Client, viewer: Client) -> None:
 
 def test_a_trial_that_failed_says_why(operator: Client, viewer: Client) -> None:
     """In the playground, where somebody waits for it, and on the generation's page."""
-    error = {"message": "it does not fit beside what runs", "remedy": "stop other first"}
+    error = {"message": "It does not fit beside what runs.", "remedy": "stop other first"}
     ended("failed", error=error)
     for client in (operator, viewer):
         for page in ("/playground/", f"/deployments/{NAME}/generations/4/"):
             html = markup(client.get(page))
-            assert "it does not fit beside what runs" in html, page
+            assert "It does not fit beside what runs." in html, page
             assert "Stop other first." in html, page
     Trial.objects.filter(generation__number=4).update(ended_at=timezone.now() - timedelta(hours=1))
     assert "does not fit" not in markup(operator.get("/playground/")), "old news"
@@ -1009,7 +1026,7 @@ def test_a_build_says_what_it_waits_for(viewer: Client, settings) -> None:
     Build.objects.filter(pk=running.pk).update(lease_expires_at=timezone.now() + timedelta(hours=1))
     queued = Build.objects.create(host=running.host, spec_toml="")
     text = markup(viewer.get(f"/builds/{queued.pk}/"))
-    assert "Waiting for a free place: 1 build runs (MM_BUILDS_AT_ONCE)" in text
+    assert "Waiting: 1 build running, the limit is reached (MM_BUILDS_AT_ONCE)" in text
     running.steps.filter(state="running").update(state="waiting", waits_for="build 3 of other/1")
     text = markup(viewer.get(f"/builds/{running.pk}/"))
     assert "Waits for build 3 of other/1 (the same step is being built)" in text

@@ -136,7 +136,7 @@ def test_nonsense_is_named_by_the_parser() -> None:
 
 def test_what_is_not_toml_is_refused() -> None:
     """There is no form of a broken file."""
-    with pytest.raises(InvalidSpec, match="not TOML"):
+    with pytest.raises(InvalidSpec, match="invalid TOML"):
         spec_form.sections("name = ")
 
 

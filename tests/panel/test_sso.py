@@ -60,7 +60,7 @@ def test_a_new_person_is_a_viewer(come: WayIn, client: Client) -> None:
     assert client.get("/hosts/").status_code == 200
     assert client.get("/keys/").status_code == 403
     html = markup(client.get("/account/"))
-    assert "Change the password" not in html
+    assert "Change password" not in html
     come(Client())
     assert User.objects.filter(username__startswith="nora").count() == 1
 
@@ -119,7 +119,7 @@ def test_who_was_switched_off_stays_out(come: WayIn, client: Client) -> None:
     come(Client())
     User.objects.filter(username="nora").update(is_active=False)
     assert come(client)["Location"] == "/login/"
-    assert "did not let you in" in markup(client.get("/login/"))
+    assert "rejected the login" in markup(client.get("/login/"))
 
 
 LIES: tuple[dict[str, Any], ...] = (

@@ -156,8 +156,8 @@ def parse_spec(text: str) -> Spec:
         document = tomllib.loads(text, parse_float=Decimal)
     except ValueError as error:  # TOML's own, and int() refuses thousands of digits
         raise InvalidSpec(
-            f"the deployment file is not valid TOML: {error}",
-            remedy="mend the line that the message names",
+            f"invalid TOML: {error}",
+            remedy="fix that line",
             field="",
         ) from error
     except RecursionError as error:

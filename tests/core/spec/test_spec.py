@@ -71,7 +71,7 @@ def test_the_public_name_is_the_name_unless_given():
     ("text", "field", "words"),
     [
         ("name = 3", "name", "text in quotes"),
-        ("name =", "", "not valid TOML"),
+        ("name =", "", "invalid TOML"),
         ('nmae = "x"\n' + SMALL, "nmae", 'did you mean "name"?'),
         (SMALL.replace('"small"', '"Small One"'), "name", "a-z"),
         (SMALL.replace("[engine]", "[engines]"), "engines", 'did you mean "engine"?'),
@@ -253,7 +253,7 @@ def test_the_description_covers_every_section_with_help():
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (f"{SMALL}\n[serve]\ncontext = {'9' * 5000}", "not valid TOML"),
+        (f"{SMALL}\n[serve]\ncontext = {'9' * 5000}", "invalid TOML"),
         (f"{SMALL}\n[serve]\ncontext = 0x{'f' * 5000}", "is above"),
         ("a = " + "[" * 5000 + "]" * 5000, "nested too deeply"),
         ("a = " + "{b = " * 3000 + "1" + "}" * 3000, "nested too deeply"),
