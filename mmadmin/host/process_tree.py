@@ -10,23 +10,12 @@ from collections.abc import Iterator
 
 import psutil
 
-from mmadmin.core.fit.facts import HostFacts
 from mmadmin.core.process_identity import ProcessIdentity
 
 
 def members(pid: int) -> list[ProcessIdentity]:
     """A process and its descendants, the process first; empty when it has ended."""
     return [found for one in _processes(pid) if (found := ProcessIdentity.of(one.pid)) is not None]
-
-
-def gpu_memory(pid: int, facts: HostFacts) -> dict[int, int]:
-    """What a process tree holds of each GPU, by the driver: GPU index → bytes."""
-    tree = {one.pid for one in _processes(pid)}
-    return {
-        gpu.index: held
-        for gpu in facts.gpus
-        if (held := sum(one.memory_bytes for one in gpu.processes if one.pid in tree))
-    }
 
 
 def resident_bytes(pid: int) -> int:

@@ -369,7 +369,9 @@ class ToyMachine:
             running.setdefault(replica.uid, replica.generation.uid)
 
     def drift(self, replica: Replica, launch: LaunchSpec) -> Mapping[str, str]:
-        return dict(told("drift", {}))
+        runs = told("runs")
+        other = {} if runs in (None, [*launch.argv]) else {"command": "it runs another command"}
+        return {**told("drift", {}), **other}
 
     def stop(self, replica: Replica) -> None:
         with self.engines() as running:

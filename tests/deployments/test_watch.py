@@ -96,6 +96,32 @@ def test_one_that_fell_soon_is_rolled_back(two: Deployment) -> None:
     assert not Alarm.objects.filter(cleared_at=None).exists()
 
 
+def test_an_engine_of_the_first_version_is_compared_with_its_record(two: Deployment) -> None:
+    """Whatever this version would launch: no alarm, no restart, and the record stays."""
+    record = {"argv": ["engine", "as", "0.1", "launched", "it"], "env": {}}
+    Replica.objects.update(launch=record)
+    machines.tell("runs", record["argv"])
+    for _ in range(2):
+        tasks.watch_engines()
+    assert not Alarm.objects.exists()
+    assert restarted() == 0
+    assert Replica.objects.get(state="ready").launch == record
+    machines.tell("runs", ["engine", "by", "hand"])
+    tasks.watch_engines()
+    assert Alarm.objects.get().subject == "command"
+
+
+def test_a_replica_keeps_the_launch_that_it_was_started_with(two: Deployment) -> None:
+    """Its record is whole, and what this version would launch now does not change it."""
+    replica = Replica.objects.get(state="ready")
+    assert replica.launch["argv"] == ["engine", "smol/2", str(replica.port)]
+    assert replica.launch["expect"]["context_per_slot"] == replica.context_per_slot == 2048
+    Replica.objects.update(launch=replica.launch | {"argv": ["engine", "before"]})
+    machines.tell("runs", ["engine", "before"])
+    tasks.watch_engines()
+    assert not Alarm.objects.exists()
+
+
 @pytest.mark.parametrize("why", ["late", "off"])
 def test_else_it_is_restarted_with_growing_pauses(two: Deployment, why: str) -> None:
     """After the window, or with auto-rollback off: restart, and not again at once."""

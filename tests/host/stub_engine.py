@@ -82,7 +82,8 @@ class Handler(BaseHTTPRequestHandler):
         if self.path == "/apply-template":
             return self.template(body)
         if self.path == "/v1/chat/completions" and not body.get("stream"):
-            return self.answer(200, {"choices": [{"message": self.message(body)}]})
+            choice = {"message": self.message(body), "finish_reason": plan.get("ends", "stop")}
+            return self.answer(200, {"choices": [choice]})
         if body.get("stream"):
             return self.stream()
         empty = plan.get("empty") or (plan.get("half") and body.get("max_tokens") == 1)
@@ -109,6 +110,10 @@ class Handler(BaseHTTPRequestHandler):
             return {"content": "Well." if not calls else None, "tool_calls": calls}
         if self.plan.get("leaks"):
             return {"content": "<think>hm</think>391"}
+        if self.plan.get("thinks_only"):
+            return {"content": "", "reasoning_content": "The answer is 391."}
+        if body.get("chat_template_kwargs", {}).get("enable_thinking") is False:
+            return {"content": self.plan.get("without_thinking", "391")}
         return {"content": "391", "reasoning_content": "17 * 23"}
 
     def stream(self) -> None:

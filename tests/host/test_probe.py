@@ -139,9 +139,41 @@ def test_reasoning_must_be_in_its_own_field(engine):
 def test_reasoning_is_asked_where_the_options_speak_of_it(engine):
     """A deployment that sets --reasoning wants to know."""
     made = engine()
+    assert states(run_probes(reasons(made), SECRET, READY))["reasoning"] == "passed"
+
+
+def reasons(made: LaunchSpec) -> LaunchSpec:
+    """The launch of a deployment whose options ask for reasoning."""
     capabilities = replace(made.expect.capabilities, reasoning=True)
-    made = replace(made, expect=replace(made.expect, capabilities=capabilities))
-    assert states(run_probes(made, SECRET, READY))["reasoning"] == "passed"
+    return replace(made, expect=replace(made.expect, capabilities=capabilities))
+
+
+def test_an_answer_without_text_fails_the_reasoning_row(engine):
+    """Everything in the field of the reasoning leaves clients with nothing."""
+    made = engine(thinks_only=True)
+    report = run_probes(made, SECRET, READY, required=["reasoning"])
+    assert "empty" in message(report, "reasoning")
+    assert [row.name for row in report.refused] == ["reasoning"]
+
+
+def test_an_answer_that_was_cut_off_proves_nothing(engine):
+    """At the limit of tokens: no failure where it is not required, no proof where it is."""
+    made = engine(thinks_only=True, ends="length")
+    assert states(run_probes(reasons(made), SECRET, READY))["reasoning"] == "skipped"
+    report = run_probes(made, SECRET, READY, required=["reasoning"])
+    assert [row.name for row in report.refused] == ["reasoning"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "state"), [("391", "passed"), ("", "failed"), ("hm</think>391", "failed")]
+)
+def test_a_second_question_switches_thinking_off(engine, answer, state):
+    """Its answer must have text too, and nothing of a thought in it."""
+    made = reasons(engine(without_thinking=answer))
+    report = run_probes(made, SECRET, READY)
+    assert states(report)["reasoning"] == state
+    if state == "passed":
+        assert "none with thinking off" in message(report, "reasoning")
 
 
 def test_a_speed_floor_is_against_the_parent(engine):

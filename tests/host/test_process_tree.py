@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 
 import psutil
 import pytest
 
-from mmadmin.core.fit.facts import GpuFacts, GpuProcess
 from mmadmin.host import process_tree
-from tests.deployments.machines import FACTS
 from tests.support.ports import free_port
 
 MIB = 1 << 20
@@ -60,20 +56,6 @@ def test_the_members_of_a_tree_begin_with_its_root(engine: tuple[int, int]) -> N
     ended = subprocess.Popen(["/bin/true"])
     ended.wait()
     assert process_tree.members(ended.pid) == []
-
-
-def test_gpu_memory_of_workers_counts_for_the_engine(engine: tuple[int, int]) -> None:
-    """By GPU; what others hold does not count."""
-    gpu = GpuFacts(0, "a GPU", "9.0", 1 << 34, 1 << 33)
-    held = (GpuProcess(engine[1], 700 * MIB), GpuProcess(os.getpid(), 5 * MIB))
-    both = (GpuProcess(engine[0], 100 * MIB), GpuProcess(engine[1], 600 * MIB))
-    gpus = (
-        replace(gpu, processes=held),
-        replace(gpu, index=1, processes=both),
-        replace(gpu, index=2),
-    )
-    found = process_tree.gpu_memory(engine[0], replace(FACTS, gpus=gpus))
-    assert found == {0: 700 * MIB, 1: 700 * MIB}
 
 
 def test_main_memory_of_workers_counts_for_the_engine(engine: tuple[int, int]) -> None:

@@ -4,7 +4,7 @@
 `{"templates": {name: text}, "rows": {row: variables}}`, the answer
 `{"renders": {name: {row: {"output"} | {"error"}}}}`. The environment is the one that chat templates
 are written for: blocks trimmed, `raise_exception`, `strftime_now` (at a fixed moment), loop
-controls, and a `tojson` that neither sorts nor escapes.
+controls, and the `tojson` of transformers, which by default neither sorts nor escapes.
 """
 
 from __future__ import annotations
@@ -40,8 +40,20 @@ def _strftime_now(form: str) -> str:
     return MOMENT.strftime(form)
 
 
-def _tojson(value: Any, indent: int | None = None, *, ensure_ascii: bool = False) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent)
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,  # noqa: FBT001, FBT002 (as transformers has it)
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,  # noqa: FBT001, FBT002
+) -> str:
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
 
 
 def environment() -> ImmutableSandboxedEnvironment:

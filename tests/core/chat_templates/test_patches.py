@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from mmadmin.core.build.recipe import Json
@@ -186,6 +188,22 @@ def test_templates_get_what_they_are_written_for() -> None:
         "{% for i in [1, 2, 3] %}{% if i == 2 %}{% continue %}{% endif %}{{ i }}{% endfor %}"
     )
     assert render(template, {"x": {}}) == {"x": {"output": '2024 {"b": "<é>", "a": 1} 13'}}
+
+
+def test_tojson_takes_the_arguments_of_transformers() -> None:
+    """ensure_ascii, indent, separators and sort_keys, in this order or by name."""
+    value: Json = {"b": ["<é&'>"], "a": 1}
+    rows: dict[str, dict[str, Json]] = {"plain": {"value": value}}
+    cases = {
+        "{{ value|tojson }}": json.dumps(value, ensure_ascii=False),
+        "{{ value|tojson(separators=(',', ':')) }}": '{"b":["<é&\'>"],"a":1}',
+        "{{ value|tojson(sort_keys=true) }}": '{"a": 1, "b": ["<é&\'>"]}',
+        "{{ value|tojson(true) }}": json.dumps(value),
+        "{{ value|tojson(indent=2) }}": json.dumps(value, ensure_ascii=False, indent=2),
+        "{{ value|tojson(false, 2) }}": json.dumps(value, ensure_ascii=False, indent=2),
+    }
+    for template, output in cases.items():
+        assert render(template, rows)["plain"] == {"output": output}, template
 
 
 def test_templates_cannot_reach_python() -> None:

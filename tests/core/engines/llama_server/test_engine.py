@@ -14,7 +14,7 @@ from mmadmin.core.catalog import engine
 from mmadmin.core.engines.llama_server.engine import LlamaServer
 from mmadmin.core.engines.llama_server.fields import FIELDS
 from mmadmin.core.engines.llama_server.flags import BY_NAME, FLAGS, OURS
-from mmadmin.core.engines.protocol import ModelFacts, Seat, System
+from mmadmin.core.engines.protocol import Capabilities, ModelFacts, Seat, System
 from mmadmin.core.errors import InvalidSpec
 from mmadmin.core.spec.fields import read_table
 from mmadmin.core.spec.spec import parse_spec
@@ -96,6 +96,39 @@ def test_argv_is_as_golden(path):
     assert made.env == case.get("env", {})
     assert made.expect.context_per_slot == case["context_per_slot"]
     assert made.expect.task == case.get("task", "completion")
+
+
+@pytest.mark.parametrize(
+    ("options", "trained", "shown"),
+    [
+        ({"context": 1024, "slots": 2}, 8192, 1024),
+        ({"context": 1024, "slots": 2, "kv_unified": False}, 8192, 1024),
+        ({"context": 1024, "slots": 2, "kv_unified": True}, 8192, 2048),
+        ({"context": 8192, "slots": 2, "kv_unified": True}, 8192, 8192),
+        ({"context": 1024, "slots": 2, "kv_unified": True}, 0, 2048),
+    ],
+)
+def test_a_slot_of_a_unified_cache_shows_the_whole_context(options, trained, shown):
+    """Up to what the model was trained with, where the server caps it."""
+    facts = ModelFacts(architecture="llama", size_bytes=1, context_length=trained)
+    made = launch(options, system=replace(SYSTEM, facts=facts))
+    assert (made.expect.slots, made.expect.context_per_slot) == (2, shown)
+    assert made.argv[made.argv.index("--ctx-size") + 1] == str(options["context"] * 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "parts", "capabilities"),
+    [
+        ({}, {}, Capabilities()),
+        ({"jinja": False}, {}, Capabilities(tools=False)),
+        ({"reasoning": "on"}, {}, Capabilities(reasoning=True)),
+        ({"reasoning_format": "none"}, {}, Capabilities(reasoning=True)),
+        ({}, {"mmproj": Path("/store/mmproj/mmproj.gguf")}, Capabilities(images=True)),
+    ],
+)
+def test_what_clients_may_ask_follows_from_options_and_parts(options, parts, capabilities):
+    """The probes ask by this, not by the command."""
+    assert launch(options, system=replace(SYSTEM, **parts)).expect.capabilities == capabilities
 
 
 def test_every_named_field_stands_in_a_golden_file():

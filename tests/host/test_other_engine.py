@@ -1,0 +1,163 @@
+"""An engine that is not llama-server: the host asks what its kind can answer, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mmadmin.core.engines.probes import ALWAYS_REQUIRED
+from mmadmin.core.engines.protocol import Expectation, LaunchSpec, System
+from mmadmin.core.engines.questions import Guarded, Health, Question, Questions
+from mmadmin.core.errors import ProbeFailed
+from mmadmin.core.process_identity import ProcessIdentity
+from mmadmin.core.store import Store
+from mmadmin.host import engine_process
+from mmadmin.host.drift import drift
+from mmadmin.host.engine_client import EngineClient, Unanswered
+from mmadmin.host.probe import NOT_APPLICABLE, liveness, require, run_probes, work
+from mmadmin.host.readiness import is_loading, wait_ready
+from mmadmin.host.template_matrix import render_on_engine, tokens_of
+from tests.host.test_engine_process import SECRET, failure, home, port, uid, wait_for
+
+__all__ = ["home", "port", "uid"]
+TOY = Path(__file__).with_name("toy_engine.py")
+
+
+def counters(text: str) -> str:
+    """The tokens so far while a request runs."""
+    values = dict(line.split() for line in text.splitlines())
+    return values["toy_tokens_total"] if values["toy_running"] != "0" else ""
+
+
+QUESTIONS = Questions(
+    health=Health("/status", loading=(425,)),
+    served_names=Question("/name", lambda text: [text.removeprefix("serving ")]),
+    error_message=lambda text: str(json.loads(text)["detail"]),
+    guarded=Guarded("/name", refusals=(403,)),
+    progress=Question("/counters", counters),
+    own_environment=("TOY_FLAG_",),
+    keeps_command=False,
+)
+
+
+def toy(port: int, **plan) -> LaunchSpec:
+    """The launch of a toy engine with some faults."""
+    return LaunchSpec(
+        engine_kind="toy",
+        argv=[sys.executable, str(TOY), str(port), json.dumps({"alias": "model", **plan})],
+        env={},
+        secret_env="TOY_SECRET",
+        expect=Expectation(alias="model", slots=2, context_per_slot=4096, model_file="/m"),
+        questions=QUESTIONS,
+        load_deadline_s=60,
+        port=port,
+    )
+
+
+@pytest.fixture
+def live(home, uid, port):
+    """A toy engine that runs: its launch and what it has proved."""
+    made = toy(port)
+    engine_process.start(home, uid, made, SECRET)
+    return made, wait_ready(home, uid, made, SECRET)
+
+
+def test_it_loads_and_proves_itself_by_its_own_answers(home, uid, port, tmp_path):
+    """Its status for loading, its worker's port; context and model file are not asked."""
+    loaded = tmp_path / "loaded"
+    made = toy(port, load_until=str(loaded))
+    process = engine_process.start(home, uid, made, SECRET)
+    wait_for("the port", lambda: engine_process.is_listened_on(port))
+    assert is_loading(made, SECRET)
+    loaded.touch()
+    ready = wait_ready(home, uid, made, SECRET)
+    assert ready.process == process
+    assert (ready.model_path, ready.slots, ready.context_per_slot) == ("", 0, 0)
+    assert ready.completion == " east."
+    owner = engine_process.port_owner(port)
+    assert owner is not None
+    assert owner.pid != process.pid, "its worker listens"
+    engine_process.stop(home, uid, port=port, recorded=process)
+    assert ProcessIdentity.of(owner.pid) is None
+
+
+def test_what_it_cannot_answer_is_not_applicable(live):
+    """Skipped rows with the reason; they refuse only a deployment that requires them."""
+    made, ready = live
+    report = run_probes(made, SECRET, ready)
+    rows = {row.name: row for row in report.rows}
+    passed = {name for name, row in rows.items() if row.state == "passed"}
+    assert passed == {"identity", "secret", "completion"}
+    for name in ("context", "template.plain", "speed"):
+        assert (rows[name].state, rows[name].message) == ("skipped", NOT_APPLICABLE)
+    assert set(ALWAYS_REQUIRED) - passed == {"context"}
+    require(report)
+    with pytest.raises(ProbeFailed, match="speed"):
+        require(run_probes(made, SECRET, ready, required=["speed"]))
+    assert render_on_engine(made, SECRET) is None
+    assert tokens_of(made, SECRET) == {}
+
+
+def test_its_refusals_are_read_by_its_own_shape(live):
+    """A failed row quotes the message, not the body around it."""
+    made, ready = live
+    report = run_probes(made, SECRET, ready)
+    (row,) = (row for row in report.rows if row.name == "tool-call")
+    assert row.state == "failed"
+    assert row.message.startswith("422: cannot do [")
+    with EngineClient(made, "wrong") as client, pytest.raises(Unanswered, match="403: who are you"):
+        client.ask(QUESTIONS.served_names)
+
+
+def test_its_progress_is_read_from_its_counters(live):
+    """Whatever their form is, they make a mark."""
+    made, _ready = live
+    assert work(made, SECRET) == "17"
+    liveness(made, SECRET)
+
+
+@pytest.mark.parametrize(
+    ("plan", "probe"),
+    [({"open": True}, "secret"), ({"alias": "other"}, "identity")],
+)
+def test_the_wrong_engine_is_refused(home, uid, port, plan, probe):
+    """Without authentication, or with another model."""
+    made = toy(port, **plan)
+    engine_process.start(home, uid, made, SECRET)
+    assert failure(home, uid, made).details["probe"] == probe
+
+
+def test_a_command_that_it_overwrites_is_not_drift(live, home, uid, tmp_path):
+    """Its launch file still is compared; so is the command of a kind that keeps it."""
+    made, _ready = live
+    store = Store(tmp_path / "store")
+    part = store.root / "objects" / f"{0:064}-part"
+    system = System(
+        engine=part, model=part, template=None, options=None, engine_kind="toy", alias="model"
+    )
+
+    def found(launch: LaunchSpec) -> set[str]:
+        rows = drift(home, uid, launch, system=system, secret=SECRET, store=store)
+        return {row.what for row in rows} - {"file"}
+
+    assert found(made) == set()
+    assert found(replace(made, argv=[*made.argv, "--more"])) == {"launch-file"}
+    keeps = replace(made, questions=replace(QUESTIONS, keeps_command=True))
+    assert "command" in found(keeps)
+
+
+def test_it_has_a_private_folder_while_it_runs(live, home, uid, port):
+    """Made at its start for its owner alone, removed at its end with all that is in it."""
+    made, ready = live
+    scratch = home.scratch(uid)
+    assert scratch.stat().st_mode & 0o777 == 0o700
+    (scratch / "cache").mkdir()
+    (scratch / "cache" / "kernel").write_bytes(b"x")
+    engine_process.start(home, uid, made, SECRET)
+    assert (scratch / "cache" / "kernel").exists(), "one that runs already is left alone"
+    engine_process.stop(home, uid, port=port, recorded=ready.process)
+    assert not scratch.exists()
