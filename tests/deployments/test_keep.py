@@ -10,6 +10,7 @@ from django.utils import timezone
 
 from deployments.jobs.keep import renew_roots, tidy
 from deployments.models import Deployment, Generation, Host, Transition, Trial
+from mmadmin.core.errors import DiskFull
 from mmadmin.core.generations.lifecycle import GenerationState as S
 from mmadmin.core.generations.lifecycle import JobState
 from mmadmin.core.store import Store
@@ -119,3 +120,22 @@ def test_what_is_on_trial_stays(deployment: Deployment, people: People, store: S
     assert store.has_object(old.system)
     Trial.objects.filter(pk=trial.pk).update(state=JobState.SUCCEEDED)
     assert renew_roots(store).let_go == ("m/1",)
+
+
+def test_a_full_disk_is_freed_with_the_reasons_of_before(
+    deployment: Deployment, people: People, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reason that cannot be written anew stops nothing; a generation without any root does."""
+    for number in (1, 2, 3):
+        generation(deployment, people, store, number)
+
+    def full(*_: object) -> None:
+        raise DiskFull("disk full")
+
+    monkeypatch.setattr(store, "add_root", full)
+    tidy(store)
+    assert {name[65:] for name in store.names()} == {"system2", "system3"}
+    store.remove_root("generation", "m/3")
+    with pytest.raises(DiskFull):
+        tidy(store)
+    assert {name[65:] for name in store.names()} == {"system2", "system3"}

@@ -15,6 +15,7 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -147,23 +148,23 @@ def collect(
         with file_lock(store.layout.lock("collector"), on_wait=on_wait):
             store.sweep()
             _empty_trash(store)
+            leftovers, freed = remove_leftovers(store, leftovers)
             with file_lock(store.layout.lock("gc"), on_wait=on_wait):
                 graph, roots, dead = _dead(store, look, recent)
                 chosen = _choose(store, graph, dead, max_free_bytes)
                 blobs = _loose_blobs(store, without=set(chosen), recent=recent)
                 forgotten = _forgettable(store, graph, chosen, max_free_bytes, recent)
                 derivations = loose_derivations(store, forgotten, recent)
-                _remove_objects(store, chosen)
+                freed += _remove_objects(store, chosen, blobs)
                 _remove_garbage(store)
                 forget(store, forgotten, derivations)
             store.after("trashed")
-            freed = _empty_trash(store)
+            freed += _empty_trash(store)
             with file_lock(store.layout.lock("gc"), on_wait=on_wait):
                 blobs = _discard_unused(store, blobs)
             store.after("blobs trashed")
-            leftovers, left_bytes = remove_leftovers(store, leftovers)
             remove_free_locks(store)
-            freed += _empty_trash(store) + left_bytes
+            freed += _empty_trash(store)
     return Collected(
         dry_run=dry_run,
         objects=tuple(chosen),
@@ -270,10 +271,19 @@ def _forgettable(
     return useless(store, graph.sealed_at.keys() - set(chosen), recent)
 
 
-def _remove_objects(store: Writer, names: list[str]) -> None:
-    """Rows first, in one transaction: from then on the objects do not exist."""
-    with store.index.write() as index:
-        remove_objects(index, names)
+def _remove_objects(store: Writer, names: list[str], blobs: Iterable[Path]) -> int:
+    """Rows first, in one transaction: from then on the objects do not exist.
+
+    Only where the disk is too full to write that, their files go before; the bytes that these
+    had. Nobody needs them, and a row without a folder is taken for nothing but that.
+    """
+    freed = 0
+    try:
+        _remove_rows(store, names)
+    except DiskFull:
+        freed = _unlink([*map(store.layout.object, names), *blobs])
+        store.after("unlinked")
+        _remove_rows(store, names)
     store.after("rows removed")
     for name in names:
         store.layout.sidecar(name).unlink(missing_ok=True)
@@ -283,6 +293,12 @@ def _remove_objects(store: Writer, names: list[str]) -> None:
         except FileNotFoundError:
             continue
         store.after("object trashed")
+    return freed
+
+
+def _remove_rows(store: Writer, names: Iterable[str]) -> None:
+    with store.index.write() as index:
+        remove_objects(index, names)
 
 
 def _remove_garbage(store: Writer) -> None:
@@ -334,8 +350,9 @@ def _discard_unused(store: Writer, blobs: Iterable[Path]) -> list[Path]:
         used = store.index.row(
             "SELECT 1 FROM entry WHERE sha256 = ? AND executable = ? LIMIT 1", key
         )
-        if used is None and path.exists():
-            store.discard(path)
+        if used is None:
+            with suppress(FileNotFoundError):  # it went before the rows
+                store.discard(path)
             gone.append(path)
     return gone
 
@@ -358,8 +375,13 @@ def _would_free(store: Writer, chosen: Iterable[str], blobs: Iterable[Path]) -> 
 
 def _empty_trash(store: Writer) -> int:
     """Unlink what lies in the trash; bytes whose last link went."""
+    return _unlink(list(store.layout.trash.iterdir()))
+
+
+def _unlink(paths: Iterable[Path]) -> int:
+    """Unlink files and folders; bytes whose last link went."""
     freed = 0
-    for path in list(store.layout.trash.iterdir()):
+    for path in paths:
         freed += last_links(path)
         unlink_tree(path)
     return freed

@@ -1,7 +1,8 @@
 """The store's index: SQLite, so that questions are fast. The disk is the truth.
 
 WAL and `synchronous=FULL`: what a transaction said survives a power cut. Connections belong to
-a thread and a process; a forked child opens its own.
+a thread and a process; a forked child opens its own. On a full disk, where SQLite cannot make the
+file by which processes share a WAL, each use opens the index for itself alone.
 """
 
 from __future__ import annotations
@@ -21,6 +22,13 @@ SCHEMA_VERSION = 3
 BUSY_TIMEOUT_S = 60
 SYNCHRONOUS = "FULL"
 WAL_RETRY_S = 0.02
+NO_SHARED_MEMORY = {
+    sqlite3.SQLITE_IOERR_SHMOPEN,
+    sqlite3.SQLITE_IOERR_SHMSIZE,
+    sqlite3.SQLITE_IOERR_SHMMAP,
+    sqlite3.SQLITE_IOERR_SHMLOCK,
+}
+"""What SQLite says when the file that shares a WAL cannot be made: there is no room for it."""
 
 _of_parents: list[sqlite3.Connection] = []
 """Connections that a fork copied: never used, and never closed, in the child (SQLite's rule)."""
@@ -53,12 +61,23 @@ CREATE INDEX derivation_name ON derivation (recipe, name);
 TABLES = ("object", "entry", "reference", "realisation", "derivation")
 
 
+class _Local(threading.local):
+    """A thread's connection."""
+
+    connection: sqlite3.Connection | None = None
+    pid = 0
+    alone = False
+    """True when it keeps other processes out: it is closed after each use."""
+    depth = 0
+    """How many uses are under way, one inside the other."""
+
+
 class Index:
     """Connections to one index file; made empty when there is none."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._local = threading.local()
+        self._local = _Local()
 
     def prepare(self, fill: Callable[[sqlite3.Connection], None]) -> None:
         """Make the tables and have them filled, in one transaction; nothing when they are there.
@@ -91,7 +110,8 @@ class Index:
         try:
             found: tuple[Any, ...] | None = self._connection().execute(query, values).fetchone()
         except sqlite3.DatabaseError as error:
-            raise _in_words(error) from None
+            raise _explained(error) from None
+        self._close_if_alone()
         return found
 
     @contextmanager
@@ -126,25 +146,37 @@ class Index:
 
     def close(self) -> None:
         """Close this thread's connection."""
-        connection: sqlite3.Connection | None = getattr(self._local, "connection", None)
+        connection = self._local.connection
         if connection is not None:
             connection.close()
             self._local.connection = None
 
     def _connection(self) -> sqlite3.Connection:
-        connection: sqlite3.Connection | None = getattr(self._local, "connection", None)
+        connection = self._local.connection
         if connection is not None:
             if self._local.pid == os.getpid():
                 return connection
             _of_parents.append(connection)
-        connection = sqlite3.connect(
-            self._path, timeout=BUSY_TIMEOUT_S, isolation_level=None, cached_statements=256
-        )
-        self._to_wal(connection)
+        connection, alone = self._connect(), False
+        try:
+            self._to_wal(connection)
+        except sqlite3.OperationalError as error:
+            connection.close()
+            if error.sqlite_errorcode not in NO_SHARED_MEMORY:
+                raise
+            connection, alone = self._connect(), True
+            connection.execute("PRAGMA locking_mode=EXCLUSIVE")
+            self._to_wal(connection)
         connection.execute(f"PRAGMA synchronous={SYNCHRONOUS}")
         self._local.connection = connection
         self._local.pid = os.getpid()
+        self._local.alone = alone
         return connection
+
+    def _connect(self) -> sqlite3.Connection:
+        return sqlite3.connect(
+            self._path, timeout=BUSY_TIMEOUT_S, isolation_level=None, cached_statements=256
+        )
 
     def _to_wal(self, connection: sqlite3.Connection) -> None:
         """Switch to WAL; while another process does so, SQLite refuses instead of waiting."""
@@ -161,14 +193,22 @@ class Index:
 
     @contextmanager
     def _mapped(self) -> Iterator[None]:
-        """Says a damaged index in words."""
+        """Explains a damaged index; closes a connection that keeps others out."""
+        self._local.depth += 1
         try:
             yield
         except sqlite3.DatabaseError as error:
-            raise _in_words(error) from None
+            raise _explained(error) from None
+        finally:
+            self._local.depth -= 1
+            self._close_if_alone()
+
+    def _close_if_alone(self) -> None:
+        if self._local.alone and not self._local.depth:
+            self.close()
 
 
-def _in_words(error: sqlite3.DatabaseError) -> Exception:
+def _explained(error: sqlite3.DatabaseError) -> Exception:
     """What the database's error means for a person; the error itself where it is our bug."""
     if not isinstance(error, sqlite3.OperationalError):
         return StoreCorrupt(

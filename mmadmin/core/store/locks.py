@@ -45,8 +45,9 @@ def file_lock(
     fd = _locked(path, shared=shared, on_wait=on_wait, report_every_s=report_every_s)
     try:
         if not shared:
-            os.ftruncate(fd, 0)
-            os.pwrite(fd, (owner or f"process {os.getpid()}").encode(), 0)
+            with suppress(OSError):  # on a full disk the lock holds, without saying whose it is
+                os.ftruncate(fd, 0)
+                os.pwrite(fd, (owner or f"process {os.getpid()}").encode(), 0)
         yield fd
     finally:
         if not shared:

@@ -189,7 +189,10 @@ class Store(Writer):
         with file_lock(self.layout.lock("gc"), shared=True):
             if not self.has_object(object_name):
                 raise NotFound(f"the store has no object {object_name}")
-            write_file(path, canonical(root.as_json()))
+            try:
+                write_file(path, canonical(root.as_json()))
+            except OSError as error:
+                raise disk_full(error, doing=f"keeping {object_name}") or error from error
 
     def remove_root(self, kind: str, key: str) -> bool:
         """Stop keeping it; False when there was no such root."""

@@ -10,7 +10,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,9 @@ from mmadmin.core.store.gc import collect
 from mmadmin.core.store.graph import all_roots
 from mmadmin.core.store.locks import file_lock
 from mmadmin.core.store.runtime import InUse, in_use
+from mmadmin.core.store.verify import verify
 from tests.core.workshop import Shop, Watch, add, damage, in_child, killer, step, tools_for
+from tests.support.disks import needs_root, small_disk
 
 
 def nobody(objects: Path, blobs: Path) -> Iterable[InUse]:
@@ -550,3 +553,70 @@ def test_old_logs_and_quarantined_files_go(store: Store) -> None:
     assert (done.leftovers, done.freed_bytes) == (2, would.freed_bytes)
     assert done.freed_bytes >= 20_000
     assert not any(path.exists() for path in old)
+
+
+@contextmanager
+def full_store(folder: Path, *, in_use: bool) -> Iterator[tuple[Path, str]]:
+    """A store with something dead on a disk without a free byte; its folder, and what is kept.
+
+    `in_use`: another process has its index open.
+    """
+    with small_disk(folder, "4m") as disk:
+        store = Store(disk / "store", floor_bytes=0)
+        kept = add(store, "kept", {"f": b"k" * 1000})
+        store.add_root("pin", "p", kept.name, "")
+        add(store, "dead", {"f": os.urandom(1 << 20)})
+        if not in_use:
+            store.close()
+        for block in (4096, 1):
+            with suppress(OSError), (disk / f"filler{block}").open("wb", buffering=0) as file:
+                while True:
+                    file.write(bytes(block))
+        assert store.free_bytes() == 0
+        yield store.root, kept.name
+        store.close()
+
+
+@needs_root
+@pytest.mark.parametrize("in_use", [True, False])
+def test_a_full_disk_is_freed_without_writing_first(tmp_path: Path, *, in_use: bool) -> None:
+    """Not one byte is free, and nothing is needed before the first bytes go."""
+    with full_store(tmp_path / "small", in_use=in_use) as (root, kept):
+        store = Store(root, floor_bytes=0)
+        assert collect(store, dry_run=True, look=nobody).freed_bytes >= 1 << 20
+        done = collect(store, look=nobody)
+        assert (len(done.objects), done.blobs) == (1, 1)
+        assert done.freed_bytes >= 1 << 20
+        assert store.names() == [kept]
+        assert store.free_bytes() >= 900_000
+        assert verify(store, contents=True).damaged == ()
+        assert collect(store, look=nobody).objects == ()
+        store.close()
+
+
+@needs_root
+def test_killed_while_a_full_disk_is_freed(tmp_path: Path) -> None:
+    """The files of what is dead are gone, its row is not: the next collection ends it."""
+    with full_store(tmp_path / "small", in_use=False) as (root, kept):
+
+        def work() -> None:
+            collect(Store(root, floor_bytes=0, after=killer("unlinked")), look=nobody)
+
+        assert in_child(work) == -signal.SIGKILL
+        store = Store(root, floor_bytes=0)
+        assert len(store.names()) == 2
+        collect(store, look=nobody)
+        assert store.names() == [kept]
+        assert damage(store) == []
+        store.close()
+
+
+@needs_root
+def test_nothing_to_collect_on_a_full_disk_is_no_error(tmp_path: Path) -> None:
+    """What is kept stays, and the collection says that it freed nothing."""
+    with full_store(tmp_path / "small", in_use=False) as (root, kept):
+        store = Store(root, floor_bytes=0)
+        dead = next(name for name in store.names() if name != kept)
+        running = InUse(1, "x", frozenset({dead}), frozenset())
+        assert collect(store, look=lambda *_: [running]).objects == ()
+        store.close()
