@@ -232,7 +232,7 @@ def memory(folder: Path, options: argparse.Namespace) -> Row:
 
 STEPS = [
     "leased", "locked", "staged", "written", "hashed", "flushed", "committing", "blob", "linked",
-    "renamed", "described", "claimed", "indexed", "unlocked",
+    "renamed", "described", "realised", "indexed", "unlocked",
     "rows removed", "record removed", "object trashed", "trashed", "blobs trashed",
     "realisation removed", "realisations forgotten",
 ]  # fmt: skip
