@@ -234,7 +234,7 @@ STEPS = [
     "leased", "locked", "staged", "written", "hashed", "flushed", "committing", "blob", "linked",
     "renamed", "described", "realised", "indexed", "unlocked",
     "rows removed", "record removed", "object trashed", "trashed", "blobs trashed",
-    "realisation removed", "realisations forgotten",
+    "realisation removed", "records deleted",
 ]  # fmt: skip
 
 

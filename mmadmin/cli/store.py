@@ -104,7 +104,7 @@ def release(
 ) -> None:
     """Stop keeping an object for that reason; `mm store roots` lists kinds and keys.
 
-    Generations are kept and let go by the deployment's rule, and by pinning them in its history.
+    Which generations are kept is decided by the deployment's rule, and by pinning them.
 
     Example: mm store release adopted Qwen3-8B
     """
@@ -142,7 +142,7 @@ def why(name: ObjectName, *, as_json: JsonFlag = False) -> None:
         emit_json([need.as_json() for need in found])
         return
     if not found:
-        console.print("nobody needs it: `mm store gc` would free it")
+        console.print("unused: `mm store gc` would free it")
     for need in found:
         root = need.root
         console.print(f"[bold]{escape(root.kind)} {escape(root.key)}[/]  {escape(root.reason)}")

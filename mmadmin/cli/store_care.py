@@ -58,22 +58,22 @@ def progress_bar(words: str, *, quiet: bool) -> Iterator[Hook]:
 
 def gc(
     *,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would go.")] = False,
     older_than: Annotated[
-        str, typer.Option(help="Leave what was made within this time: 12h, 7d.", metavar="TIME")
+        str, typer.Option(help="Keep what was made within this time: 12h, 7d.", metavar="TIME")
     ] = "",
     keep: Annotated[
         int | None,
         typer.Option(help="Keep this many generations of each deployment.", min=1, metavar="N"),
     ] = None,
     max_free: Annotated[
-        str, typer.Option(help="Stop once so much is freed: 20G.", metavar="SIZE")
+        str, typer.Option(help="Stop once this much is freed: 20G.", metavar="SIZE")
     ] = "",
-    leftovers: Annotated[
+    expire_after: Annotated[
         str,
         typer.Option(
-            help="Let logs, damaged files and unfinished downloads go that nobody touched for so "
-            "long: 12h, 7d. Usually 30d, downloads 7d.",
+            help="Remove logs, quarantined files and unfinished downloads not touched for this "
+            "long: 12h, 7d. Default: 30d, downloads 7d.",
             metavar="TIME",
         ),
     ] = "",
@@ -97,7 +97,7 @@ def gc(
         dry_run=dry_run,
         older_than_s=seconds_of(older_than) if older_than else 0,
         max_free_bytes=bytes_of(max_free) if max_free else None,
-        leftover_s=seconds_of(leftovers) if leftovers else None,
+        expire_after_s=seconds_of(expire_after) if expire_after else None,
         on_wait=lambda holder: errors.print(f"[dim]waiting for {escape(holder)}[/]"),
     )
     if as_json:
@@ -113,7 +113,7 @@ def gc(
     console.print(
         f"{bytes_text(done.freed_bytes)} {verb} "
         f"({counted(len(done.objects), 'object')}, {counted(done.blobs, 'file')}, "
-        f"{counted(done.leftovers, 'leftover')}, {counted(done.realisations, 'step record')}), "
+        f"{counted(done.expired, 'expired file')}, {counted(done.realisations, 'step record')}), "
         f"{counted(done.kept_objects, 'object')} kept, "
         f"{seconds_text(done.seconds)}"
     )
@@ -165,7 +165,7 @@ def repair(
 ) -> None:
     """Repair damaged objects: only the bad files are pulled, fetched or built again.
 
-    Damaged bytes are kept aside in the store's quarantine folder. Ends with 1 when something
+    Damaged bytes are moved to the store's quarantine folder. Ends with 1 when something
     could not be repaired.
 
     Example: mm store repair

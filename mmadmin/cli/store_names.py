@@ -97,7 +97,7 @@ def seconds_of(text: str) -> int:
     """`90`, `30m`, `12h`, `7d`, `2w` in seconds."""
     found = SPAN.fullmatch(text.strip())
     if not found:
-        raise typer.BadParameter(f"{text!r} is no span of time: write 30m, 12h, 7d or 2w")
+        raise typer.BadParameter(f"{text!r} is not a time span: write 30m, 12h, 7d or 2w")
     return int(found[1]) * SPAN_S[found[2]]
 
 
@@ -105,5 +105,5 @@ def bytes_of(text: str) -> int:
     """`500M`, `20G`, `20GiB` in bytes (powers of 1024)."""
     found = SIZE.fullmatch(text.strip())
     if not found:
-        raise typer.BadParameter(f"{text!r} is no size: write 500M, 20G or 1T")
+        raise typer.BadParameter(f"{text!r} is not a size: write 500M, 20G or 1T")
     return int(found[1]) * SIZE_BYTES[found[2].upper()]

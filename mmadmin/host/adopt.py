@@ -150,7 +150,7 @@ def adopt(store: Store, found: Found, *, progress: Progress = silent) -> StoreOb
 
 def _take(store: Store, staging: Staging, name: str, path: Path, sha256: str) -> None:
     if Path(name).name != name:
-        raise InvalidModel(f"{name!r} is no file name")
+        raise InvalidModel(f"{name!r} is not a valid file name")
     target = staging.out / name
     size = path.stat().st_size
     if staging.take(sha256, size, target):

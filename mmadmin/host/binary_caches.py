@@ -1,7 +1,7 @@
 """Binary caches on the network: behind any static web server, or in a bucket.
 
 Both are reached through obstore, which repeats requests that fail for the moment, with growing
-pauses; a transfer that breaks goes on where it stopped. Large files are sent to a bucket in parts
+pauses; a broken transfer resumes where it stopped. Large files are sent to a bucket in parts
 and appear when they are whole; what breaks off in this process is taken back. A folder is not
 reached through obstore: see `core.store.binary_cache.FolderCache`.
 """
@@ -51,22 +51,22 @@ if TYPE_CHECKING:
     from obstore.store import ClientConfig, ObjectStore, RetryConfig
 
 ATTEMPTS = 5
-"""So often is a transfer begun again where it broke, beside what the library repeats."""
+"""How often a transfer resumes where it broke, besides what the library repeats."""
 PAUSE_S = 0.25
 LONGEST_PAUSE_S = 15
 RETRIES = 5
 RETRY_FOR_S = 180
 SILENCE_S = 30
-"""A download that is silent for so long is stalled, and begun again where it stopped."""
+"""A download that is silent for this long is stalled; it resumes where it stopped."""
 PART_BYTES = 16 << 20
 """Larger files are sent in parts of at least this size."""
 MOST_PARTS = 9_000
 """S3 takes 10,000 parts a file."""
 PARTS_AT_ONCE = 4
 PART_TIMEOUT_S = 600
-"""A part may take so long: four at once go over a line of 1 Mbit/s."""
+"""For one part: four at once then fit a line of 1 Mbit/s."""
 READ_BYTES = 256 << 10
-"""At most so much is lost when a transfer breaks."""
+"""What is lost at most when a transfer breaks."""
 CLIENT: ClientConfig = {"connect_timeout": "10s", "user_agent": "mmadmin"}
 READING: ClientConfig = {**CLIENT, "timeout": "30d", "read_timeout": f"{SILENCE_S}s"}
 WRITING: ClientConfig = {**CLIENT, "timeout": f"{PART_TIMEOUT_S}s"}
@@ -120,7 +120,7 @@ class RemoteCache:
 
     def _fetch(self, path: str, part: Path, size: int, progress: Progress) -> str | None:
         have = part.stat().st_size if part.exists() else 0
-        if have >= size:  # a part that is no part: begin again
+        if have >= size:  # not a part of it: begin again
             have = 0
         try:
             answer = self._get_from(path, have)

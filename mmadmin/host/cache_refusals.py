@@ -35,7 +35,7 @@ STRANGERS = {
     "SignatureDoesNotMatch",
     "TokenRefreshRequired",
 }
-"""Codes that say: these credentials are not known, or no longer valid."""
+"""Codes for credentials that are unknown, or no longer valid."""
 REASONS = (
     ("ConnectionRefused", "connection refused"),
     ("dns error", "unknown host name"),
@@ -53,7 +53,7 @@ def first_line(error: Exception) -> str:
 
 
 def status_of(error: Exception) -> int:
-    """The HTTP status that an error tells of; 0 when nobody answered."""
+    """The HTTP status of an error; 0 when there was no answer."""
     found = STATUS.search(str(error))
     return int(found[1]) if found else 0
 
@@ -114,10 +114,10 @@ def bucket_refusal(error: Exception, bucket: str, label: str, endpoint: str) -> 
 
 
 def _of_place(answer: _Answer, bucket: str, at: str, endpoint: str) -> MmError | None:
-    """The bucket is not there, or is elsewhere."""
+    """The bucket is not found, or is elsewhere."""
     if answer.absent:
         return SourceMissing(
-            f"there is no bucket {bucket}" + (f" at {endpoint}" if endpoint else ""),
+            f"bucket {bucket} not found" + (f" at {endpoint}" if endpoint else ""),
             remedy="make it, or correct the address, its endpoint or its region",
         )
     if answer.code in ELSEWHERE or "redirect without LOCATION" in answer.text:
@@ -131,10 +131,10 @@ def _of_place(answer: _Answer, bucket: str, at: str, endpoint: str) -> MmError |
 
 
 def _of_person(answer: _Answer, at: str) -> MmError | None:
-    """Who asks is not known, or may not."""
+    """The credentials are missing, unknown, or not sufficient."""
     if any(source in answer.text for source in CREDENTIAL_SOURCES):
         return Unauthorized(
-            f"there are no credentials for {at}",
+            f"no credentials for {at}",
             remedy="set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, "
             "or AWS_SKIP_SIGNATURE=true for a public bucket",
         )
@@ -142,7 +142,7 @@ def _of_person(answer: _Answer, at: str) -> MmError | None:
         return Unauthorized(f"{at} refuses this machine's clock", remedy="set the clock")
     if answer.status == HTTPStatus.UNAUTHORIZED or answer.code in STRANGERS:
         return Unauthorized(
-            f"{at} does not take the credentials ({answer.said})",
+            f"{at} rejects the credentials ({answer.said})",
             remedy="look at AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN",
         )
     if answer.status == HTTPStatus.FORBIDDEN:
@@ -155,7 +155,7 @@ def _of_person(answer: _Answer, at: str) -> MmError | None:
 
 
 def _of_the_moment(answer: _Answer, at: str) -> MmError:
-    """Busy, broken, or not to be reached."""
+    """Busy, broken, or unreachable."""
     return _busy_or_broken(answer, at) or SourceUnavailable(
         f"{at} does not answer ({answer.reason})",
         remedy="is the endpoint right (?endpoint=… or AWS_ENDPOINT_URL), and reachable?",

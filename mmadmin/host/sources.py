@@ -76,7 +76,7 @@ class Fetcher:
         if isinstance(source, UrlSource):
             url, headers = index.without_login(source.url)
             return Remote(url, label=url.partition("?")[0], headers=headers)
-        raise InvalidInput(f"{source} is no download", remedy="use a hub, index or url source")
+        raise InvalidInput(f"{source} cannot be downloaded", remedy="use a hub, index or url")
 
     def _copy(self, path: Path, to: Path, sha256: str, size: int, label: str) -> None:
         """A local file: looked at before it is copied, hashed while it is copied."""

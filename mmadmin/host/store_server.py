@@ -27,7 +27,7 @@ def serve(
 ) -> ThreadingHTTPServer:
     """A server of a store, to be run with `serve_forever`; read-only, only the cache's layout.
 
-    Claims are signed as they are asked for; without a `signer` there are none.
+    Attestations are signed on request; without a `signer` there are none.
     """
 
     class Bound(_Handler):

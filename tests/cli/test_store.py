@@ -81,7 +81,7 @@ def test_looking(store: Store, model: StoreObject) -> None:
     (need,) = mm_json("why", "model")
     assert [name[65:] for name in need["path"]] == ["system", "model"]
     assert "generation smol/1" in mm("why", "model")
-    assert "nobody needs it" in mm("why", "loose")
+    assert "unused" in mm("why", "loose")
     assert {row["name"][65:]: row["own"] for row in mm_json("closure", "system")} == {
         "model": 7000,
         "system": 2,
@@ -106,16 +106,16 @@ def test_collecting(store: Store, model: StoreObject) -> None:
     assert "nothing to collect" in mm("gc")
 
 
-def test_collecting_leftovers_and_records(store: Store, model: StoreObject) -> None:
-    """Both are counted, in words and as data; the age of leftovers is the caller's."""
+def test_collecting_expired_files_and_records(store: Store, model: StoreObject) -> None:
+    """Both are counted, as text and as data; the age of expired files is the caller's."""
     (store.layout.logs / "x.log").write_bytes(b"x")
     store.record(
         Realisation("1" * 64, "2" * 64, f"{'3' * 64}-gone", inputs=()), object_elsewhere=True
     )
-    assert "no leftovers, 1 step record)" in mm("gc", "--dry-run", "--leftovers", "1h")
-    would = mm_json("gc", "--dry-run", "--leftovers", "0s")
-    assert (would["leftovers"], would["realisations"]) == (1, 1)
-    assert mm_json("gc", "--leftovers", "0s")["leftovers"] == 1
+    assert "no expired files, 1 step record)" in mm("gc", "--dry-run", "--expire-after", "1h")
+    would = mm_json("gc", "--dry-run", "--expire-after", "0s")
+    assert (would["expired"], would["realisations"]) == (1, 1)
+    assert mm_json("gc", "--expire-after", "0s")["expired"] == 1
     assert store.realisation_record("1" * 64) is None
 
 

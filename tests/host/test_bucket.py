@@ -338,13 +338,13 @@ def error(code: str, more: str = "") -> bytes:
 @pytest.mark.parametrize(
     ("status", "body", "kind", "words"),
     [
-        (401, b"", Unauthorized, "does not take the credentials"),
-        (403, error("InvalidAccessKeyId"), Unauthorized, "does not take the credentials"),
+        (401, b"", Unauthorized, "rejects the credentials"),
+        (403, error("InvalidAccessKeyId"), Unauthorized, "rejects the credentials"),
         (403, error("SignatureDoesNotMatch"), Unauthorized, "AWS_SECRET_ACCESS_KEY"),
         (400, error("ExpiredToken"), Unauthorized, "AWS_SESSION_TOKEN"),
         (403, error("RequestTimeTooSkewed"), Unauthorized, "clock"),
         (403, error("AccessDenied"), Gated, "s3:GetObject and s3:ListBucket"),
-        (404, error("NoSuchBucket"), SourceMissing, "there is no bucket bucket at http"),
+        (404, error("NoSuchBucket"), SourceMissing, "bucket bucket not found at http"),
         (301, error("PermanentRedirect"), SourceUnavailable, "another region"),
         (
             400,
@@ -388,9 +388,9 @@ def test_only_what_is_not_there_is_a_miss(s3: str, cache: Watched, tmp_path: Pat
     assert cache.fetch("x", tmp_path / "part", 10, silent) is None
     assert not cache.has("x", 1)
     nowhere = quick(s3, name="no-such-bucket")
-    with pytest.raises(SourceMissing, match="no bucket no-such-bucket"):
+    with pytest.raises(SourceMissing, match="bucket no-such-bucket not found"):
         nowhere.read("x")
-    with pytest.raises(SourceMissing, match="no bucket no-such-bucket"):
+    with pytest.raises(SourceMissing, match="bucket no-such-bucket not found"):
         nowhere.write("x", b"1")
 
 

@@ -45,7 +45,7 @@ class StepTools(Toolbox, Protocol):
 
 
 ToolsFor = Callable[[Derivation, Staging, Path], StepTools]
-"""(derivation, attempt, log file) → the step's hands."""
+"""(derivation, attempt, log file) → the step's toolbox."""
 
 
 class Observer(Protocol):
@@ -414,7 +414,7 @@ def _perform(attempt: _Attempt, store: Store, staging: Staging) -> Realisation:
 
 
 def _transient(attempt: _Attempt, staging: Staging) -> dict[bytes, str]:
-    """What the output may not mention, as bytes → in words."""
+    """What the output may not mention: the bytes, and a description."""
     found = {os.fsencode(staging.folder): "the folder that it was built in"}
     if not attempt.recipe.refers_to_inputs:
         for name, one in attempt.inputs.items():

@@ -41,16 +41,16 @@ class Derivation:
     def __post_init__(self) -> None:
         if not NAME.fullmatch(self.name):
             raise InvalidDerivation(
-                f"{self.name!r} is no name for a derivation",
+                f"{self.name!r} is not a valid derivation name",
                 remedy="use up to 128 letters, digits and . _ + = -, not starting with . + = -",
             )
         if not KIND.fullmatch(self.recipe):
-            raise InvalidDerivation(f"{self.recipe!r} is no recipe kind")
+            raise InvalidDerivation(f"{self.recipe!r} is not a valid recipe kind")
         if isinstance(self.version, bool) or self.version < 1:
             raise InvalidDerivation(f"{self.label}: version must be a positive integer")
         for name in self.inputs:
             if not NAME.fullmatch(name):
-                raise InvalidDerivation(f"{self.label}: {name!r} is no name for an input")
+                raise InvalidDerivation(f"{self.label}: {name!r} is not a valid input name")
         object.__setattr__(self, "params", _frozen(self.params))
         object.__setattr__(self, "inputs", MappingProxyType(dict(sorted(self.inputs.items()))))
         found = digest(DERIVATION_DOMAIN, self._data({k: d.digest for k, d in self.inputs.items()}))

@@ -122,13 +122,13 @@ class Outputs:
                 return Known(None, None, here=False)
             realised[input_name] = output if recipe.refers_to_inputs else output[:64]
         key = derivation.resolved_key(realised)
-        claim = self.store.realisation_record(key)
-        if claim is not None and (self.elsewhere is None or self._is_here(claim.object)):
-            return Known(key, claim.object, self._is_here(claim.object))
+        record = self.store.realisation_record(key)
+        if record is not None and (self.elsewhere is None or self._is_here(record.object)):
+            return Known(key, record.object, self._is_here(record.object))
         there = self.elsewhere.output(key) if self.elsewhere else None
         if there is not None:
             return Known(key, there, self._is_here(there), elsewhere=True)
-        return Known(key, claim.object if claim else None, here=False)
+        return Known(key, record.object if record else None, here=False)
 
 
 def checked_recipe(derivation: Derivation, recipe_of: RecipeOf = catalog.recipe) -> Recipe:

@@ -155,7 +155,7 @@ class Toolbox(Protocol):
     ) -> Json:
         """Run `python -m module` as a limited, sandboxed child: JSON in, JSON out.
 
-        For bytes and templates that nobody vouches for. Raises `StepFailed` when the child
+        For untrusted bytes and templates. Raises `StepFailed` when the child
         dies, hangs or outgrows its limits; its details carry `exit_code` and `log_tail`.
         """
         ...
@@ -181,7 +181,7 @@ class Recipe(Protocol):
     """True when the output names its inputs by store path (a system), so that they live on."""
 
     def check(self, params: Params) -> None:
-        """Refuse bad params in words (`InvalidDerivation`)."""
+        """Refuse bad params (`InvalidDerivation`)."""
         ...
 
     def fixed_output(self, params: Params) -> Sequence[FixedFile] | None:

@@ -1,8 +1,8 @@
-"""A closure on the move: everything that a system needs, in a folder to be carried.
+"""A closure in a folder, to be carried to another machine.
 
-A bundle is a cache (`substitute`) with a `bundle.json` that names the object, how it was made, and
-what the caller adds (a generation's lock and spec). Whoever imports one by hand vouches for it:
-its content is checked by hash, its records are taken over.
+A bundle is a binary cache with a `bundle.json` that names the object, how it was made, and
+what the caller adds (a generation's lock and spec). Its content is checked by hash; its records are
+trusted by whoever imports it.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def export_bundle(
     progress: Progress = silent,
     report: Report = silent,
 ) -> Pushed:
-    """Write an object with all it needs into a folder; goes on where it was interrupted."""
+    """Write an object with all it needs into a folder; an interrupted export resumes."""
     done = push(store, [name], FolderCache(folder), signer=signer, progress=progress, report=report)
     records, graph = _history(store, name)
     data = {
@@ -66,12 +66,13 @@ def export_bundle(
 
 
 def read_bundle(folder: Path) -> Bundle:
-    """What a folder's `bundle.json` says; `InvalidInput` when it is none."""
+    """What a folder's `bundle.json` says; `InvalidInput` when it is not valid."""
     try:
         value = parse((folder / FILE).read_bytes())
     except (FileNotFoundError, NotADirectoryError):
         raise NotFound(
-            f"{folder} is no bundle: it has no {FILE}", remedy="give the folder that was exported"
+            f"{folder} is not a bundle: it has no {FILE}",
+            remedy="give the exported folder",
         ) from None
     except MmError as error:
         raise InvalidInput(f"{folder / FILE} is damaged: {error.message}") from error
@@ -107,7 +108,7 @@ def import_bundle(
         if not substituter.pull(bundle.object, lease):
             raise StoreCorrupt(
                 f"{folder} does not hold all of {bundle.object[65:]}",
-                remedy="export it again: an interrupted export goes on where it was",
+                remedy="export it again: an interrupted export resumes",
             )
         for record in bundle.records:
             if store.realisation_record(record.resolved_key) is None:

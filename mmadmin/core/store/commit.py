@@ -32,7 +32,7 @@ from mmadmin.core.store.writer import Writer
 def hash_tree(
     staging: Staging, known: Mapping[str, str], progress: Progress = silent
 ) -> tuple[Entry, ...]:
-    """The entries of an attempt's output; reads only files whose digest nobody told."""
+    """The entries of an attempt's output; reads only files whose digest is not known."""
     entries = []
     for found in tree.scan(staging.out):
         if found.kind == "link":

@@ -1,4 +1,4 @@
-"""Room on the disk: promised before work begins, so that two jobs cannot both count on it.
+"""Room on the disk: reserved before work begins, so that two jobs cannot both count on it.
 
 A reservation covers a folder: what already lies there counts as used, the rest is still owed to
 its holder. needed + owed to others + floor ≤ free, checked under one lock.
@@ -52,7 +52,7 @@ def used_bytes(folder: Path) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """A promise of room: what its holder may still write."""
+    """Reserved room: what its holder may still write."""
 
     owner: str
     size_bytes: int
@@ -74,11 +74,11 @@ class Disk:
         self.floor_bytes = floor_bytes
 
     def free_bytes(self) -> int:
-        """Free bytes of the file system, promises not deducted."""
+        """Free bytes of the file system, reservations not deducted."""
         return free_bytes(self._folder)
 
     def reservations(self) -> list[Reservation]:
-        """What living processes were promised; files of dead ones are removed."""
+        """What living processes reserved; files of dead ones are removed."""
         found = []
         for path in self._reservations.glob("*.json"):
             try:
@@ -106,10 +106,10 @@ class Disk:
         wait_s: float = 0,
         on_wait: Report = silent,
     ) -> Iterator[None]:
-        """Hold a promise of `size_bytes`; raises `DiskFull` when it cannot be given in `wait_s`.
+        """Reserve `size_bytes`; raises `DiskFull` when that is not possible within `wait_s`.
 
-        `covers` is the folder that the bytes go to. While others' promises are what stands in
-        the way, waiting may help; `on_wait` hears why.
+        `covers` is the folder that the bytes go to. While the reservations of others
+        are in the way, waiting may help; `on_wait` is told why.
         """
         path = self._reservations / f"{uuid.uuid4().hex}.json"
         record = {

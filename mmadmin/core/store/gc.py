@@ -1,4 +1,4 @@
-"""Collecting what nobody needs.
+"""Garbage collection: freeing what no root needs.
 
 Roots are what was asked to be kept (generations, pins), what living leases protect, and what
 running processes use. Everything that a root needs is marked in one transaction; the rest is moved
@@ -23,20 +23,20 @@ from typing import Any
 from mmadmin.core.callbacks import Report, silent
 from mmadmin.core.errors import DiskFull, StoreCorrupt
 from mmadmin.core.store.disk import BLOCK_BYTES
+from mmadmin.core.store.expired_files import (
+    find_expired,
+    last_links,
+    remove_expired,
+    remove_free_locks,
+)
 from mmadmin.core.store.files import HALF_WRITTEN, unlink_tree
-from mmadmin.core.store.forget import forget, loose_derivations, useless
 from mmadmin.core.store.graph import BlobKey, Graph, Look, all_roots, read_graph
 from mmadmin.core.store.layout import is_sha256
-from mmadmin.core.store.leftovers import (
-    find_leftovers,
-    last_links,
-    remove_free_locks,
-    remove_leftovers,
-)
 from mmadmin.core.store.locks import file_lock
 from mmadmin.core.store.records import Root
 from mmadmin.core.store.rows import remove_objects
 from mmadmin.core.store.runtime import in_use
+from mmadmin.core.store.stale_records import delete_records, stale_records, unused_derivations
 from mmadmin.core.store.writer import Writer
 
 
@@ -53,10 +53,10 @@ class Collected:
     kept_objects: int
     roots: tuple[Root, ...]
     seconds: float
-    leftovers: int = 0
-    """Old build logs, damaged files in quarantine and given-up downloads that went, too."""
+    expired: int = 0
+    """Old build logs, quarantined files and abandoned downloads that were removed."""
     realisations: int = 0
-    """Records of what steps came out as that went, as nothing that is kept leads to them."""
+    """Records of steps that were removed, because nothing that is kept was made from them."""
 
     def as_json(self) -> dict[str, Any]:
         """The report as data."""
@@ -68,7 +68,7 @@ class Collected:
             "kept_objects": self.kept_objects,
             "roots": [root.as_json() for root in self.roots],
             "seconds": round(self.seconds, 3),
-            "leftovers": self.leftovers,
+            "expired": self.expired,
             "realisations": self.realisations,
         }
 
@@ -91,7 +91,7 @@ def mark(store: Writer, graph: Graph, roots: Iterable[Root]) -> set[str]:
         if name not in graph.sealed_at:
             raise StoreCorrupt(
                 f"something that is kept needs {name}, which is not in the store",
-                remedy="mend it with `mm store repair` before anything is collected",
+                remedy="repair it with `mm store repair` before anything is collected",
                 object=name,
             )
         _check_record(store, name, graph.references.get(name, ()))
@@ -110,7 +110,7 @@ def _check_record(store: Writer, name: str, references: Iterable[str]) -> None:
     if not sound:
         raise StoreCorrupt(
             f"the record of {name} is missing, damaged, or disagrees with the index",
-            remedy="mend it with `mm store repair` before anything is collected",
+            remedy="repair it with `mm store repair` before anything is collected",
             object=name,
         )
 
@@ -124,40 +124,40 @@ def collect(
     look: Look = in_use,
     on_wait: Report = silent,
     now: float | None = None,
-    leftover_s: float | None = None,
+    expire_after_s: float | None = None,
 ) -> Collected:
     """Free what no root needs; one collection at a time, beside builds.
 
     `older_than_s` leaves what was sealed more recently, with all that it needs. `max_free_bytes`
     stops once so much is freed: oldest first, and never something that a left object needs. Build
-    logs, damaged files and unfinished downloads go once nobody touched them for `leftover_s`
-    (`leftovers.DEFAULTS_S`). Raises `StoreCorrupt` before anything is freed when a record is not
-    sound.
+    logs, quarantined files and unfinished downloads are removed when they were not touched for
+    `expire_after_s` (by default `expired_files.DEFAULTS_S`). Raises `StoreCorrupt` before anything
+    is freed when a record is not sound.
     """
     begin = time.monotonic()
     clock = time.time() if now is None else now
     recent = clock - older_than_s if older_than_s else math.inf
-    leftovers = find_leftovers(store, clock, leftover_s)
+    expired = find_expired(store, clock, expire_after_s)
     if dry_run:
         graph, roots, dead = _dead(store, look, recent)
         chosen = _choose(store, graph, dead, max_free_bytes)
         blobs = _loose_blobs(store, without=set(chosen), recent=recent)
-        forgotten = _forgettable(store, graph, chosen, max_free_bytes, recent)
-        freed = _would_free(store, chosen, blobs) + sum(map(last_links, leftovers))
+        stale = _stale(store, graph, chosen, max_free_bytes, recent)
+        freed = _would_free(store, chosen, blobs) + sum(map(last_links, expired))
     else:
         with file_lock(store.layout.lock("collector"), on_wait=on_wait):
             store.sweep()
             _empty_trash(store)
-            leftovers, freed = remove_leftovers(store, leftovers)
+            expired, freed = remove_expired(store, expired)
             with file_lock(store.layout.lock("gc"), on_wait=on_wait):
                 graph, roots, dead = _dead(store, look, recent)
                 chosen = _choose(store, graph, dead, max_free_bytes)
                 blobs = _loose_blobs(store, without=set(chosen), recent=recent)
-                forgotten = _forgettable(store, graph, chosen, max_free_bytes, recent)
-                derivations = loose_derivations(store, forgotten, recent)
+                stale = _stale(store, graph, chosen, max_free_bytes, recent)
+                derivations = unused_derivations(store, stale, recent)
                 freed += _remove_objects(store, chosen, blobs)
                 _remove_garbage(store)
-                forget(store, forgotten, derivations)
+                delete_records(store, stale, derivations)
             store.after("trashed")
             freed += _empty_trash(store)
             with file_lock(store.layout.lock("gc"), on_wait=on_wait):
@@ -173,13 +173,13 @@ def collect(
         kept_objects=len(graph.sealed_at) - len(chosen),
         roots=tuple(roots),
         seconds=time.monotonic() - begin,
-        leftovers=len(leftovers),
-        realisations=len(forgotten),
+        expired=len(expired),
+        realisations=len(stale),
     )
 
 
 def make_room(store: Writer, refusal: DiskFull) -> None:
-    """Collect just so much as a refused promise of room lacked (what `Store.reserve` does)."""
+    """Collect just what a refused reservation lacked (what `Store.reserve` does)."""
     lacking = (
         refusal.details["need_bytes"]
         + refusal.details["promised_bytes"]
@@ -259,23 +259,23 @@ def _counted_out(links: _Links | None, name: str) -> int:
     return freed
 
 
-def _forgettable(
+def _stale(
     store: Writer, graph: Graph, chosen: Iterable[str], max_free_bytes: int | None, recent: float
 ) -> list[str]:
-    """Records of steps that lead to nothing once `chosen` are gone.
+    """Records of steps that lead to nothing once `chosen` are removed.
 
     A collection that only makes room leaves them: a build waits for it, and they are small.
     """
     if max_free_bytes is not None:
         return []
-    return useless(store, graph.sealed_at.keys() - set(chosen), recent)
+    return stale_records(store, graph.sealed_at.keys() - set(chosen), recent)
 
 
 def _remove_objects(store: Writer, names: list[str], blobs: Iterable[Path]) -> int:
     """Rows first, in one transaction: from then on the objects do not exist.
 
-    Only where the disk is too full to write that, their files go before; the bytes that these
-    had. Nobody needs them, and a row without a folder is taken for nothing but that.
+    Only on a disk that is too full to write that are their files removed first; returns their
+    bytes. If it is killed there, rows without a folder remain, which the next collection removes.
     """
     freed = 0
     try:
@@ -311,7 +311,7 @@ def _remove_garbage(store: Writer) -> None:
                 store.discard(Path(item.path))
     records = store.layout.derivations
     for folder in (records, records / "realised", *store.layout.roots.iterdir()):
-        for path in folder.glob(HALF_WRITTEN):  # whoever writes there holds the collector off
+        for path in folder.glob(HALF_WRITTEN):  # their writers hold the collector off
             path.unlink(missing_ok=True)
 
 
@@ -351,7 +351,7 @@ def _discard_unused(store: Writer, blobs: Iterable[Path]) -> list[Path]:
             "SELECT 1 FROM entry WHERE sha256 = ? AND executable = ? LIMIT 1", key
         )
         if used is None:
-            with suppress(FileNotFoundError):  # it went before the rows
+            with suppress(FileNotFoundError):  # removed before the rows
                 store.discard(path)
             gone.append(path)
     return gone

@@ -39,8 +39,8 @@ def file_lock(
 ) -> Iterator[int]:
     """Hold a lock on `path`, made if absent; yields the descriptor, for children to inherit.
 
-    Looks every `POLL_S` until it is free; `on_wait` hears who holds it, at once and then at the
-    first look after each `report_every_s` (0: at every look).
+    Looks every `POLL_S` until it is free; `on_wait` is told who holds it, at once and then at
+    the first look after each `report_every_s` (0: at every look).
     """
     fd = _locked(path, shared=shared, on_wait=on_wait, report_every_s=report_every_s)
     try:
@@ -95,7 +95,7 @@ def holder_from(data: bytes) -> ProcessIdentity | None:
 
 
 class Lease:
-    """A living claim on objects; see `Store.lease`."""
+    """A process's hold on objects; see `Writer.lease`."""
 
     __slots__ = ("_objects", "id", "owner")
 

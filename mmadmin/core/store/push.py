@@ -42,7 +42,7 @@ def push(
 ) -> Pushed:
     """Push objects with everything they need: blobs, then records, then attestations.
 
-    What is there already is not sent again, so an interrupted push resumes. Claims
+    What is there already is not sent again, so an interrupted push resumes. Attestations
     of the steps that led there go along, so that another store can follow them; without a
     `signer` no attestations are made.
     """

@@ -13,7 +13,7 @@ from mmadmin.core.store.locks import Lease
 from mmadmin.core.store.writer import Writer
 
 Reserve = Callable[..., AbstractContextManager[None]]
-"""Promises room (`Store.reserve`)."""
+"""Reserves room (`Store.reserve`)."""
 
 
 class Staging:
@@ -44,14 +44,14 @@ class Staging:
         return self.folder / "scratch"
 
     def hashed(self, path: Path, sha256: str) -> None:
-        """Tell that a file's digest is known, so that it is not read again.
+        """Note a file's digest, so that it is not read again.
 
         Forgotten when the file is changed afterwards (size, mtime or inode).
         """
         self._known[os.path.abspath(path)] = (sha256, _fingerprint(path.stat()))  # noqa: PTH100
 
     def reserve(self, size_bytes: int, *, wait_s: float = 0, on_wait: Report = silent) -> None:
-        """Promise room for what this attempt will write, until it ends; raises `DiskFull`."""
+        """Reserve room for what this attempt will write, until it ends; raises `DiskFull`."""
         self._promises.enter_context(
             self._reserve(
                 size_bytes,
@@ -73,7 +73,7 @@ class Staging:
         return True
 
     def keep(self, path: Path, sha256: str) -> None:
-        """Take a fetched file into the store now: it outlives this attempt, whatever becomes of it.
+        """Take a fetched file into the store now: it outlives this attempt.
 
         It stays where it is, too, from now on shared with the store: it must not be written to.
         """
@@ -81,11 +81,11 @@ class Staging:
         self.hashed(path, sha256)
 
     def close(self) -> None:
-        """Give back what was promised."""
+        """Give back the reserved room."""
         self._promises.close()
 
     def known(self, path: Path, info: os.stat_result) -> str | None:
-        """The digest that was told for the file as it is now."""
+        """The digest that is known for the file as it is now."""
         found = self._known.get(os.path.abspath(path))  # noqa: PTH100
         return found[0] if found and found[1] == _fingerprint(info) else None
 

@@ -55,9 +55,9 @@ class Store(Writer):
         wait_s: float = 0,
         on_wait: Report = silent,
     ) -> Iterator[None]:
-        """Hold a promise of disk room (see `Disk.reserve`); raises `DiskFull`.
+        """Reserve disk room (see `Disk.reserve`); raises `DiskFull`.
 
-        Where room is short, what nobody needs is collected first: just as much as is lacking.
+        Where room is short, garbage is collected first: just as much as is lacking.
         """
         owner = owner or f"process {os.getpid()}"
         with ExitStack() as stack:
@@ -167,7 +167,7 @@ class Store(Writer):
     ) -> None:
         """Write down that a derivation produced an object that is here.
 
-        `object_elsewhere`: the object need not be here; a trusted store says so.
+        `object_elsewhere`: the object need not be here; a trusted store attests it.
         """
         with file_lock(self.layout.lock("gc"), shared=True):
             if not object_elsewhere and not self.has_object(realisation.object):

@@ -1,7 +1,7 @@
-"""Reusing what other stores built: asking caches what a step came out as, and getting it.
+"""Reusing what other stores built: looking outputs up in binary caches, and pulling them.
 
-What is missing in a cache is a miss, never an error. Every byte is checked against the hash that
-it was asked by; that a step produced an object is believed by signature (`attestations`).
+What a cache does not have is a miss, never an error. Every byte is checked against the hash that it
+was requested by; that a step produced an object is trusted by signature (`attestations`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from mmadmin.core.store.tree import Entry
 
 @dataclass(slots=True)
 class Substituter:
-    """Answers from caches, in their order, what steps came out as; and gets it."""
+    """Looks up in caches, in their order, what steps produced; and pulls it."""
 
     store: Store
     caches: Sequence[BinaryCache]
@@ -41,7 +41,7 @@ class Substituter:
     report: Report = silent
     _attestations: dict[str, Attestation | None] = field(default_factory=dict)
     _down: set[int] = field(default_factory=set)
-    """Places in `caches` of those that did not answer: not asked again by this one."""
+    """Indexes in `caches` of those that did not answer: they are not asked again."""
 
     def _asked(self) -> Iterator[BinaryCache]:
         return (cache for n, cache in enumerate(self.caches) if n not in self._down)
@@ -57,7 +57,7 @@ class Substituter:
         return attestation.object if attestation else None
 
     def attestation(self, resolved_key: str) -> Attestation | None:
-        """The first trusted attestation; what is wrong with others is said and passed over."""
+        """The first trusted attestation; what is wrong with others is reported and skipped."""
         if resolved_key not in self._attestations:
             self._attestations[resolved_key] = self._find(resolved_key)
         return self._attestations[resolved_key]
@@ -79,7 +79,7 @@ class Substituter:
     def pull_output(
         self, resolved_key: str, lease: Lease, inputs: tuple[str, ...] | None = None
     ) -> Realisation | None:
-        """Get what a step produced elsewhere, with all it needs; None when that cannot be had.
+        """Pull what a step produced elsewhere, with everything it needs; None when that fails.
 
         `inputs` are the objects that the step is made from, for the record.
         """
@@ -100,7 +100,7 @@ class Substituter:
         return record
 
     def pull(self, name: str, lease: Lease) -> bool:
-        """Get an object by its name, with all it needs: what it holds needs no one's word."""
+        """Get an object by its name, with everything it needs; its content needs no signature."""
         found = self._record(name)
         refs = found.refs if found else ()
         return all(self.pull(ref, lease) for ref in refs if ref != name) and self._pull_one(
@@ -152,7 +152,7 @@ class Substituter:
             return all(at_once.map(lambda entry: self._get_blob(entry, meter), small))
 
     def _get_blob(self, entry: Entry, meter: Meter) -> bool:
-        """Have a file's bytes in the store: whoever wants them first transfers them."""
+        """Have a file's bytes in the store; of several who want them, the first transfers them."""
         with self.store.lock(f"blob-{entry.sha256}", owner=f"transfer of {entry.path}"):
             if self._has(entry):
                 return True
@@ -169,7 +169,7 @@ class Substituter:
         return False
 
     def _has_other_form(self, entry: Entry, part: Path) -> bool:
-        """Take the bytes from the file with the other executable bit, if it is here and right."""
+        """Take the bytes from the file with the other executable bit, if it is here and sound."""
         other = self.store.blob_path(entry.sha256, executable=not entry.executable)
         if not other.is_file():
             return False

@@ -85,7 +85,7 @@ def check_path(path: str) -> str:
     """The path itself when it stays inside the object it is relative to."""
     parts = path.split("/")
     if not path or "\0" in path or any(part in {"", ".", ".."} for part in parts):
-        raise StoreCorrupt(f"{path!r} is no path inside an object")
+        raise StoreCorrupt(f"{path!r} is not a path inside an object")
     return path
 
 

@@ -69,7 +69,7 @@ def client(cert: str = "", *, stall_s: float = 60.0) -> httpx2.Client:
 
 
 def describe(head: bytes) -> str:
-    """In words what a file that starts like this really is, or "" when nothing is wrong."""
+    """What a file that starts like this really is, or "" when nothing is wrong."""
     start = head.lstrip()[:HEAD_BYTES].lower()
     if head.startswith(LFS_POINTER):
         return "a Git-LFS pointer, not the file itself"
@@ -79,7 +79,7 @@ def describe(head: bytes) -> str:
 
 
 def refusal(status: int, label: str, reason: str = "") -> SourceUnavailable:
-    """The error for an HTTP status that no retry mends."""
+    """The error for an HTTP status that no retry helps."""
     said = f" ({reason})" if reason else ""
     if status == httpx2.codes.UNAUTHORIZED:
         return Unauthorized(

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from mmadmin.core.callbacks import silent
 from mmadmin.core.errors import Cancelled, DigestMismatch, SourceMissing
 from mmadmin.host.download.answers import HEAD_BYTES, Remote, describe
 from mmadmin.host.download.part import Part, disk_error, one_transfer
@@ -18,14 +19,6 @@ from mmadmin.host.download.transfer import CHUNK, Transfer
 from mmadmin.host.policy import Policy
 
 MOST_SEGMENTS = 1024
-
-
-def no_progress(_done: int, _total: int) -> None:
-    """Progress that nobody wants."""
-
-
-def no_log(_line: str) -> None:
-    """Log lines that nobody wants."""
 
 
 def never() -> bool:
@@ -41,9 +34,9 @@ def download(
     *,
     folder: Path,
     policy: Policy | None = None,
-    progress: Callable[[int, int], None] = no_progress,
+    progress: Callable[[int, int], None] = silent,
     cancelled: Callable[[], bool] = never,
-    log: Callable[[str], None] = no_log,
+    log: Callable[[str], None] = silent,
     already: Callable[[], bool] = never,
 ) -> None:
     """Have the bytes with this digest at `to` (moved there, never copied, on one file system).
@@ -111,7 +104,7 @@ def copy_hashed(
     source: Path,
     to: Path,
     *,
-    progress: Callable[[int, int], None] = no_progress,
+    progress: Callable[[int, int], None] = silent,
     cancelled: Callable[[], bool] = never,
 ) -> str:
     """Copy a local file in one pass, hashing in a second thread; its sha256.

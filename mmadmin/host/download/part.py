@@ -135,7 +135,7 @@ class Part:
         fresh.replace(self.state)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         os.close(self.fd)
 
 

@@ -451,7 +451,7 @@ def test_a_store_that_nobody_needs_ends_empty(store: Store) -> None:
 
     assert in_child(killed) == -signal.SIGKILL
     assert (store.layout.locks / "build-x.lock").exists()
-    collect(store, look=nobody, leftover_s=0)
+    collect(store, look=nobody, expire_after_s=0)
     files = [path.name for path in store.root.rglob("*") if path.is_file()]
     assert [name for name in files if not name.startswith("index.sqlite3")] == []
 
@@ -502,8 +502,8 @@ def test_stale_downloads_are_given_up(store: Store) -> None:
     would = collect(store, look=nobody, dry_run=True)
     assert old.exists()
     done = collect(store, look=nobody)
-    assert (done.leftovers, done.freed_bytes) == (would.leftovers, would.freed_bytes)
-    assert done.leftovers == 1
+    assert (done.expired, done.freed_bytes) == (would.expired, would.freed_bytes)
+    assert done.expired == 1
     assert done.freed_bytes >= 10_000
     assert (old.exists(), new.exists()) == (False, True)
 
@@ -518,13 +518,13 @@ def test_a_download_under_way_is_left(store: Store, holder: str, suffix: str) ->
     os.utime(path, (1, 1))
     mine = store.layout.downloads / f"{sha256}.lock"
     with file_lock(mine if holder == "a fetch" else store.layout.lock(f"blob-{sha256}")):
-        assert collect(store, look=nobody, leftover_s=0).leftovers == 0
+        assert collect(store, look=nobody, expire_after_s=0).expired == 0
         assert path.exists()
-    collect(store, look=nobody, leftover_s=0)
+    collect(store, look=nobody, expire_after_s=0)
     assert list(store.layout.downloads.iterdir()) == []
 
 
-def test_the_age_of_leftovers_can_be_told(store: Store) -> None:
+def test_the_age_of_expired_files_can_be_set(store: Store) -> None:
     """One age for all kinds in place of the usual ones."""
     store.layout.quarantine.mkdir()
     folders = (store.layout.logs, store.layout.quarantine, store.layout.downloads)
@@ -532,9 +532,9 @@ def test_the_age_of_leftovers_can_be_told(store: Store) -> None:
     for path in paths:
         path.write_bytes(b"x")
     later = time.time() + 2 * 86400
-    assert collect(store, look=nobody, now=later).leftovers == 0
-    assert collect(store, look=nobody, now=later, leftover_s=3 * 86400).leftovers == 0
-    assert collect(store, look=nobody, now=later, leftover_s=86400).leftovers == 3
+    assert collect(store, look=nobody, now=later).expired == 0
+    assert collect(store, look=nobody, now=later, expire_after_s=3 * 86400).expired == 0
+    assert collect(store, look=nobody, now=later, expire_after_s=86400).expired == 3
     assert not any(path.exists() for path in paths)
 
 
@@ -544,13 +544,13 @@ def test_old_logs_and_quarantined_files_go(store: Store) -> None:
     old = [store.layout.logs / "a.log", store.layout.quarantine / "b"]
     for path in old:
         path.write_bytes(b"x" * 10_000)
-    assert collect(store, look=nobody).leftovers == 0
+    assert collect(store, look=nobody).expired == 0
     later = time.time() + 31 * 86400
     would = collect(store, look=nobody, dry_run=True, now=later)
-    assert would.leftovers == 2
+    assert would.expired == 2
     assert all(path.exists() for path in old)
     done = collect(store, look=nobody, now=later)
-    assert (done.leftovers, done.freed_bytes) == (2, would.freed_bytes)
+    assert (done.expired, done.freed_bytes) == (2, would.freed_bytes)
     assert done.freed_bytes >= 20_000
     assert not any(path.exists() for path in old)
 

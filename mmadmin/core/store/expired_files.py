@@ -1,7 +1,7 @@
-"""What work leaves behind, and when it is given up: logs, damaged files, unfinished downloads.
+"""Files that expire: build logs, quarantined files, unfinished downloads.
 
-What a killed step wrote in `staging/` is of no use to anybody and goes at once (`Store.sweep`);
-these may still be, for a time. The files of locks that killed processes held go when they are free.
+What a killed step wrote in `staging/` is removed at once (`Writer.sweep`); these may still be of
+use for a time. The files of locks that killed processes held are removed when they are free.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from mmadmin.core.store.writer import Writer
 
 DAY_S = 86400
 DEFAULTS_S = {"logs": 30 * DAY_S, "quarantine": 30 * DAY_S, "downloads": 7 * DAY_S}
-"""By folder, so long is it kept after it was last touched."""
+"""How long a file is kept after it was last touched, by folder."""
 
 
-def find_leftovers(store: Writer, now: float, age_s: float | None) -> list[Path]:
-    """What nobody touched for `age_s`, or for as long as is usual for its kind."""
+def find_expired(store: Writer, now: float, age_s: float | None) -> list[Path]:
+    """Files that were not touched for `age_s` (by default `DEFAULTS_S`)."""
     found = []
-    for folder, usual_s in DEFAULTS_S.items():
-        before = now - (usual_s if age_s is None else age_s)
+    for folder, default_s in DEFAULTS_S.items():
+        before = now - (default_s if age_s is None else age_s)
         place = store.root / folder
         for path in place.iterdir() if place.is_dir() else ():
             # a download is touched by its bytes, the others also by being moved there
@@ -36,8 +36,8 @@ def find_leftovers(store: Writer, now: float, age_s: float | None) -> list[Path]
     return sorted(found)
 
 
-def remove_leftovers(store: Writer, paths: Iterable[Path]) -> tuple[list[Path], int]:
-    """Remove them, except downloads that someone goes on with: what went, and its bytes."""
+def remove_expired(store: Writer, paths: Iterable[Path]) -> tuple[list[Path], int]:
+    """Remove them, except downloads that are being resumed: the removed paths, and their bytes."""
     gone, freed = [], 0
     for path in paths:
         try:
@@ -53,14 +53,14 @@ def remove_leftovers(store: Writer, paths: Iterable[Path]) -> tuple[list[Path], 
 
 
 def remove_free_locks(store: Writer) -> None:
-    """Remove the files of locks that nobody holds; a holder that was killed leaves its file."""
+    """Remove the files of free locks: a holder that was killed leaves its file."""
     for path in store.layout.locks.glob("*.lock"):
         with suppress(_Busy), file_lock(path, on_wait=_give_up):
             pass  # its last holder removes it
 
 
 class _Busy(Exception):
-    """Someone holds the lock."""
+    """The lock is held."""
 
 
 def _give_up(_holder: str) -> None:
@@ -68,7 +68,7 @@ def _give_up(_holder: str) -> None:
 
 
 def _transfers(store: Writer, path: Path) -> list[Path]:
-    """The locks of whoever may be writing to a download (`host.download`, `store.substitute`)."""
+    """The locks of those who may write to a download (`host.download`, `store.substitute`)."""
     if path.parent != store.layout.downloads:
         return []
     sha256 = path.name.partition(".")[0]
@@ -81,6 +81,6 @@ def last_links(path: Path) -> int:
         info = path.lstat()
         if stat.S_ISDIR(info.st_mode):
             return sum(last_links(below) for below in path.iterdir())
-    except FileNotFoundError:  # whoever discarded it unlinked it
+    except FileNotFoundError:  # unlinked meanwhile
         return 0
     return info.st_blocks * BLOCK_BYTES if info.st_nlink == 1 else 0

@@ -1,10 +1,10 @@
-"""Forgetting what steps came out as, once nothing that is kept leads there.
+"""Records of steps that are no longer of use.
 
 The record of a step outlives its object, so that what was made from it is found again without
-making it again (early cutoff). It is of use as long as something was made from that content which
-is here, or whose own record is of use. Each record says what it was made from; where one that is
-of use does not (an earlier version wrote it), nothing is forgotten. Derivations go with the last
-record that leads to them.
+making it again (early cutoff). It is of use while something that was made from that content is
+here, or has a record that is of use. Each record names its inputs; if one that is of use does not
+(an earlier version wrote it), no record is stale. A derivation is deleted with the last record that
+leads to it.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class _Record:
     inputs: tuple[str, ...] | None
 
 
-def useless(store: Writer, kept: AbstractSet[str], before: float) -> list[str]:
+def stale_records(store: Writer, kept: AbstractSet[str], before: float) -> list[str]:
     """Keys of the records that are of no use when only the objects `kept` are here.
 
-    Left are records that were written at `before` (Unix seconds) or later, and all of them while
-    something is being built or moved here: it may be on its way along them.
+    Records written at `before` (Unix seconds) or later are left, and all of them while something is
+    being built or moved here: it may still need them.
     """
     if store.leases():
         return []
@@ -51,7 +51,7 @@ def useless(store: Writer, kept: AbstractSet[str], before: float) -> list[str]:
 
 
 def _useful(records: Iterable[_Record], kept: AbstractSet[str]) -> set[str] | None:
-    """Keys of records that lead to what is kept; None where that cannot be told.
+    """Keys of records that lead to what is kept; None where that is not known.
 
     Content is what counts, by hash: a step is found by what its inputs hold, whatever made them.
     """
@@ -79,17 +79,17 @@ def _written(store: Writer, key: str) -> float:
         return 0
 
 
-def loose_derivations(store: Writer, forgotten: Iterable[str], before: float) -> list[str]:
-    """Digests of derivations that no record but the forgotten leads to; raises `StoreCorrupt`.
+def unused_derivations(store: Writer, stale: Iterable[str], before: float) -> list[str]:
+    """Digests of derivations that only stale records lead to; raises `StoreCorrupt`.
 
-    Left are those that were written at `before` or later. Empty when nothing is forgotten.
+    Those written at `before` or later are left. Empty when no record is stale.
     """
-    forgotten = set(forgotten)
-    if not forgotten:
+    stale = set(stale)
+    if not stale:
         return []
     with store.index.snapshot() as index:
         rows = index.execute("SELECT resolved_key, derivation FROM realisation").fetchall()
-    todo = [digest for key, digest in rows if key not in forgotten]
+    todo = [digest for key, digest in rows if key not in stale]
     reached: set[str] = set()
     while todo:
         digest = todo.pop()
@@ -113,8 +113,8 @@ def _inputs_of(store: Writer, digest: str) -> list[str]:
         ) from error
 
 
-def forget(store: Writer, keys: Iterable[str], derivations: Iterable[str]) -> None:
-    """Remove records; the caller holds builds off. If it is killed, the next one does the rest."""
+def delete_records(store: Writer, keys: Iterable[str], derivations: Iterable[str]) -> None:
+    """Delete records; the caller holds builds off. If it is killed, the next call does the rest."""
     derivations = list(derivations)
     for digest in derivations:
         store.layout.derivation(digest).unlink(missing_ok=True)
@@ -125,4 +125,4 @@ def forget(store: Writer, keys: Iterable[str], derivations: Iterable[str]) -> No
     with store.index.write() as index:
         index.executemany("DELETE FROM realisation WHERE resolved_key = ?", gone)
         index.executemany("DELETE FROM derivation WHERE digest = ?", [(d,) for d in derivations])
-    store.after("realisations forgotten")
+    store.after("records deleted")

@@ -206,7 +206,7 @@ def test_damaged_inputs_are_refused(store: Store, inputs: object) -> None:
 
 @pytest.mark.parametrize(
     ("when", "nth"),
-    [("realisation removed", 1), ("realisation removed", 3), ("realisations forgotten", 1)],
+    [("realisation removed", 1), ("realisation removed", 3), ("records deleted", 1)],
 )
 def test_killed_while_forgetting(store: Store, when: str, nth: int) -> None:
     """A killed collection leaves a sound store; the next one finishes its work."""
