@@ -237,5 +237,5 @@ def test_spans_and_sizes() -> None:
         20 << 30,
         1 << 40,
     ]
-    assert "no span of time" in mm("gc", "--older-than", "soon", status=2)
-    assert "no size" in mm("gc", "--max-free", "-1", status=2)
+    assert "not a time span" in mm("gc", "--older-than", "soon", status=2)
+    assert "not a size" in mm("gc", "--max-free", "-1", status=2)
