@@ -21,6 +21,7 @@ from threading import Timer
 
 import psutil
 
+from mmadmin.core.callbacks import silent
 from mmadmin.core.engines.protocol import LaunchSpec
 from mmadmin.core.errors import Conflict, InvalidInput, InvalidSpec, ProbeFailed, Unreachable
 from mmadmin.core.home import Home
@@ -322,7 +323,7 @@ def stop(
     by it. Idempotent.
     Raises `Unreachable` when the port or the memory is not given back in time.
     """
-    say = on_progress or (lambda _line: None)
+    say = on_progress or silent
     supervisor = Supervisor(home)
     tree = process_tree.members(recorded.pid) if recorded is not None and recorded.alive else []
     if supervisor.running():

@@ -21,6 +21,7 @@ from typing import Any, Literal
 
 import httpx2
 
+from mmadmin.core.callbacks import silent
 from mmadmin.core.chat_templates.patches import conversations, problem_of
 from mmadmin.core.engines.probes import (
     ALWAYS_REQUIRED,
@@ -78,14 +79,6 @@ class _Fail(Exception):
     """The row did not pass; the text says what was seen."""
 
 
-def _go_on() -> None:
-    return
-
-
-def _silent(_line: str) -> None:
-    return
-
-
 @dataclass(slots=True)
 class _Session:
     """One engine under questions."""
@@ -124,8 +117,8 @@ def run_probes(
     required: Collection[str] = (),
     brief: bool = False,
     slowest_milli: int = 0,
-    on_progress: Callable[[str], None] = _silent,
-    check: Callable[[], None] = _go_on,
+    on_progress: Callable[[str], None] = silent,
+    check: Callable[[], None] = silent,
 ) -> ProbeReport:
     """Ask every row and report. Blocking, may be called again; leaves nothing in the engine.
 
@@ -159,8 +152,8 @@ def prove(
     deadline_s: float | None = None,
     parent_report: Mapping[str, Any] | None = None,
     brief: bool = False,
-    on_progress: Callable[[str], None] = _silent,
-    check: Callable[[], None] = _go_on,
+    on_progress: Callable[[str], None] = silent,
+    check: Callable[[], None] = silent,
 ) -> ProbeReport:
     """Everything before the flip: wait until it is ready and the right one, ask the rows.
 
@@ -192,7 +185,7 @@ def ask_rest(
     report: Mapping[str, Any],
     *,
     may_generate: Callable[[], bool],
-    on_progress: Callable[[str], None] = _silent,
+    on_progress: Callable[[str], None] = silent,
 ) -> dict[str, Any]:
     """A brief report with the rows that it lacks, of an engine that serves. Blocking.
 

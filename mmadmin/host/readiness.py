@@ -18,6 +18,7 @@ from typing import Any
 import httpx2
 
 from mmadmin.core.build.recipe import Json
+from mmadmin.core.callbacks import silent
 from mmadmin.core.engines.protocol import LaunchSpec, Task
 from mmadmin.core.engines.questions import UNREADABLE, Context
 from mmadmin.core.errors import ProbeFailed, Unreachable
@@ -66,14 +67,6 @@ class Ready:
         return {**data.pop("process"), **data}
 
 
-def _nothing(_line: str) -> None:
-    return
-
-
-def _go_on() -> None:
-    return
-
-
 def wait_ready(
     home: Home,
     uid: str,
@@ -81,8 +74,8 @@ def wait_ready(
     secret: str,
     *,
     deadline_s: float | None = None,
-    on_progress: Callable[[str], None] = _nothing,
-    check: Callable[[], None] = _go_on,
+    on_progress: Callable[[str], None] = silent,
+    check: Callable[[], None] = silent,
 ) -> Ready:
     """Wait until the engine has proved itself. Blocking; changes nothing; may be called again.
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import httpx2
 
 from mmadmin.core.build.recipe import Json
+from mmadmin.core.callbacks import silent
 from mmadmin.core.chat_templates.patches import Renders, conversations, problem_of, render_matrix
 from mmadmin.core.chat_templates.render import BOS
 from mmadmin.core.engines.protocol import LaunchSpec, System
@@ -64,8 +65,8 @@ def _child() -> Iterator[HostToolbox]:
         scratch = Path(folder)
         yield HostToolbox(
             _Scratch(scratch),
-            lambda _line: None,
-            lambda _done, _total, _unit: None,
+            silent,
+            silent,
             lambda: False,
             config=HostConfig.from_env(scratch / "downloads"),
         )
