@@ -431,10 +431,10 @@ def test_an_address_that_leads_nowhere_is_said_at_once(hub: LocalHub, tmp_path: 
 
 @needs_root
 def test_a_full_disk_is_said_before_the_transfer(hub: LocalHub, tmp_path: Path) -> None:
-    """Room for the whole file is claimed first; nothing is transferred without it."""
+    """Room for the whole file is reserved first; nothing is transferred without it."""
     with (
         small_disk(tmp_path / "full", "256k") as full,
-        pytest.raises(DiskFull, match=f"need {len(DATA)} bytes"),
+        pytest.raises(DiskFull, match=f"reserving {len(DATA)} bytes"),
     ):
         fetch(hub, full)
     assert hub.sent == 0

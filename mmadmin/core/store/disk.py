@@ -167,7 +167,7 @@ def disk_full(error: OSError, *, doing: str) -> DiskFull | None:
         return None
     return DiskFull(
         f"disk full while {doing}: {os.strerror(error.errno)}",
-        remedy="free space with `mm store gc` and try again; nothing half-written was kept",
+        remedy="free space with `mm store gc` and try again",
     )
 
 

@@ -13,8 +13,9 @@ from pathlib import Path
 
 from mmadmin.core.callbacks import silent
 from mmadmin.core.errors import Cancelled, DigestMismatch, SourceMissing
+from mmadmin.core.store.disk import disk_full
 from mmadmin.host.download.answers import HEAD_BYTES, Remote, describe
-from mmadmin.host.download.part import Part, disk_error, one_transfer
+from mmadmin.host.download.part import Part, one_transfer
 from mmadmin.host.download.transfer import CHUNK, Transfer
 from mmadmin.host.policy import Policy
 
@@ -138,7 +139,7 @@ def copy_hashed(
                 done += len(piece)
                 progress(done, total)
     except OSError as error:
-        raise disk_error(error, to.parent, total) from error
+        raise disk_full(error, doing=f"copying {source.name}") or error from error
     finally:
         pieces.put(b"")
         hasher.join()

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import json
 import os
-import shutil
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from mmadmin.core.errors import DiskFull
+from mmadmin.core.store.disk import disk_full
 from mmadmin.host.download.answers import wait_for
 
 
@@ -58,7 +56,7 @@ class Part:
             os.ftruncate(self.fd, size)
         except OSError as error:
             os.close(self.fd)
-            raise disk_error(error, folder, size) from error
+            raise disk_full(error, doing=f"reserving {size} bytes") or error from error
 
     @property
     def count(self) -> int:
@@ -137,16 +135,3 @@ class Part:
     def close(self) -> None:
         """Close the file."""
         os.close(self.fd)
-
-
-def disk_error(error: OSError, folder: Path, need: int) -> DiskFull | OSError:
-    """`DiskFull` when that is what an OSError means, else the error itself."""
-    free = shutil.disk_usage(folder).free
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return DiskFull(
-            f"disk full: need {need} bytes, have {free}",
-            remedy="free space on the store's disk and retry; what is there is kept",
-            need_bytes=need,
-            have_bytes=free,
-        )
-    return error

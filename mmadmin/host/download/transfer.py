@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 import httpx2
 
 from mmadmin.core.errors import Cancelled, DigestMismatch, SourceUnavailable
+from mmadmin.core.store.disk import disk_full
 from mmadmin.host.download.answers import (
     HEAD_BYTES,
     OK,
@@ -26,7 +27,7 @@ from mmadmin.host.download.answers import (
     describe,
     wait_for,
 )
-from mmadmin.host.download.part import Part, disk_error
+from mmadmin.host.download.part import Part
 from mmadmin.host.policy import Policy
 
 CHUNK = 1 << 20
@@ -229,7 +230,9 @@ class Transfer:
                     remedy="check the source's address",
                 ) from error
             except OSError as error:
-                raise disk_error(error, self.part.path.parent, self.part.size) from error
+                raise (
+                    disk_full(error, doing=f"downloading {self.remote.label}") or error
+                ) from error
             else:
                 self.failures = 0
                 return
