@@ -67,7 +67,7 @@ def actions(store: Store, goal: Derivation) -> list[tuple[str, str]]:
     return [(one.derivation.name, one.action) for one in steps]
 
 
-def test_what_leads_to_nothing_is_forgotten(store: Store) -> None:
+def test_records_that_lead_to_nothing_are_deleted(store: Store) -> None:
     """With the last object that was made from it, the record of a step goes, all the way down."""
     build(store, step("kept", a=step("a", s=step("s"))), root="1")
     build(store, step("gone", b=step("b", s=step("s"))))
@@ -147,7 +147,7 @@ def test_recent_records_stay_with_older_than(store: Store) -> None:
     assert collect(store, look=nobody).realisations == 2
 
 
-def test_making_room_forgets_nothing(store: Store) -> None:
+def test_making_room_deletes_no_records(store: Store) -> None:
     """A collection that stops when it is enough leaves the records to the next whole one."""
     build(store, step("goal", a=step("a")))
     assert collect(store, max_free_bytes=1 << 40, look=nobody).realisations == 0
@@ -155,7 +155,7 @@ def test_making_room_forgets_nothing(store: Store) -> None:
     assert remembered(store) == {"goal", "a"}
 
 
-def test_nothing_is_forgotten_while_something_is_built(store: Store) -> None:
+def test_no_record_is_deleted_during_a_build(store: Store) -> None:
     """A build that runs may be on its way along any record."""
     build(store, step("goal", a=step("a")))
     with store.lease("a build"):
@@ -208,7 +208,7 @@ def test_damaged_inputs_are_refused(store: Store, inputs: object) -> None:
     ("when", "nth"),
     [("realisation removed", 1), ("realisation removed", 3), ("records deleted", 1)],
 )
-def test_killed_while_forgetting(store: Store, when: str, nth: int) -> None:
+def test_killed_while_deleting_records(store: Store, when: str, nth: int) -> None:
     """A killed collection leaves a sound store; the next one finishes its work."""
     goal = step("kept", a=step("a"))
     build(store, goal, root="1")
@@ -253,17 +253,17 @@ def derivations(graph: Graph) -> list[Derivation]:
 
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(worlds())
-def test_what_is_still_of_use_is_never_forgotten(
+def test_records_that_are_of_use_are_never_deleted(
     tmp_path_factory: pytest.TempPathFactory, world: tuple[Graph, set[int], set[int]]
 ) -> None:
-    """Beside a twin that forgets nothing, no plan finds less of what is kept.
+    """Beside a twin that deletes no record, no plan finds less of what is kept.
 
     And nothing is left that finds nothing: each record that stays names something that is here, or
     something that such a record was made from.
     """
     graph, built, kept = world
     made = derivations(graph)
-    folder = tmp_path_factory.mktemp("forget")
+    folder = tmp_path_factory.mktemp("records")
     store = Store(folder / "store", floor_bytes=0)
     for number in sorted(built):
         build(store, made[number], root=str(number) if number in kept else "")
@@ -271,7 +271,7 @@ def test_what_is_still_of_use_is_never_forgotten(
     shutil.copytree(folder / "store", folder / "twin")
     twin = Store(folder / "twin", floor_bytes=0)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(collector, "useless", lambda *_: [])
+        patch.setattr(collector, "stale_records", lambda *_: [])
         collect(twin, look=nobody)
 
     collect(store, look=nobody)
