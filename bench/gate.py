@@ -1,11 +1,11 @@
 """What the gate costs: `make bench-gate`.
 
 One fixed fast responder, one load generator, one process each, alternating in one run: the gate
-with everything on (keys, books, figures, access log), the LiteLLM proxy, nginx as a plain reverse
-proxy, and the responder itself. Then a thousand open streams through the gate on one core, its
-memory after that, how soon a revoked key is dead on four workers under load, and the tokens a
-second of a real llama-server with and without the gate. Ends with one line; exit 1 names what
-falls short. `--skip-litellm`, `--skip-requests`, `--skip-streams`, `--skip-revocation`,
+with everything on (keys, usage records, metrics, access log), the LiteLLM proxy, nginx as a plain
+reverse proxy, and the responder itself. Then a thousand open streams through the gate on one core,
+its memory after that, how soon a revoked key stops working on four workers under load, and the
+tokens a second of a real llama-server with and without the gate. Ends with one line; exit 1
+names what falls short. `--skip-litellm`, `--skip-requests`, `--skip-streams`, `--skip-revocation`,
 `--skip-engine` and `--seconds N` shorten it.
 
 LiteLLM lives in an environment of its own (requirements/bench.txt), made on first use under

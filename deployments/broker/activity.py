@@ -61,7 +61,7 @@ def added_up(texts: Iterable[bytes | str]) -> dict[str, Line]:
         for rate in said.get("rates", []):
             name = rate["deployment"]
             speed[name] = speed.get(name, 0.0) + rate["completion_tokens_per_s"]
-        for name, line in said.get("lines", {}).items():
+        for name, line in said.get("queues", {}).items():
             known = found.get(name, Line(0, 0, 0, 0.0))
             found[name] = Line(
                 running=known.running + line["running"],

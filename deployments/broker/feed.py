@@ -29,6 +29,8 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from deployments.models import ClientKey, Deployment, Publication, Replica, ReplicaState
+from mmadmin.core import catalog
+from mmadmin.core.errors import MmError
 from mmadmin.core.generations.lifecycle import JobState
 from mmadmin.core.generations.trial import Phase
 from mmadmin.core.home import Home
@@ -37,6 +39,7 @@ from mmadmin.core.snapshot import (
     NUDGE_CHANNEL,
     REVOKE_CHANNEL,
     SNAPSHOT_KEY,
+    ErrorPatterns,
     KeyRecord,
     ReplicaRoute,
     Route,
@@ -44,6 +47,7 @@ from mmadmin.core.snapshot import (
     Snapshot,
     snapshot_to_json,
 )
+from mmadmin.core.spec.spec import parse_spec
 
 log = logging.getLogger(__name__)
 
@@ -121,9 +125,11 @@ def current_snapshot() -> Snapshot:
     now = timezone.now()
     replicas: dict[int, list[ReplicaRoute]] = {}
     contexts: dict[int, int] = {}
+    errors: dict[int, ErrorPatterns] = {}
     for replica in Replica.objects.filter(state=ReplicaState.READY, trial=None):
         replicas.setdefault(replica.generation_id, []).append(_replica_route(replica))
         contexts[replica.generation_id] = replica.context_per_slot
+        errors[replica.generation_id] = _error_patterns(replica)
     routes: dict[str, Route] = {}
     deployments = Deployment.objects.filter(archived_at=None).select_related("live")
     # of two with the same model name at most one is live, and comes last
@@ -140,6 +146,7 @@ def current_snapshot() -> Snapshot:
             hold_until=_unix(deployment.hold_until),
             created=_unix(deployment.created_at),
             context_per_slot=contexts.get(live.pk, 0) if live else 0,
+            errors=errors.get(live.pk, ErrorPatterns()) if live else ErrorPatterns(),
         )
     keys = {
         row["key_id"]: KeyRecord(
@@ -178,6 +185,7 @@ def _trials() -> dict[str, Route]:
             replicas=[_replica_route(replica)],
             created=_unix(trial.opened_at if trial else None),
             context_per_slot=replica.context_per_slot,
+            errors=_error_patterns(replica),
             trial=True,
         )
     return found
@@ -187,6 +195,16 @@ def _replica_route(replica: Replica) -> ReplicaRoute:
     return ReplicaRoute(
         uid=replica.uid, url=f"http://127.0.0.1:{replica.port}", slots=replica.slots
     )
+
+
+def _error_patterns(replica: Replica) -> ErrorPatterns:
+    """How its engine words errors; none where the kind of engine is not known here."""
+    kind = replica.launch.get("engine_kind")
+    if kind is None:  # started by version 0.1
+        with suppress(MmError):
+            kind = parse_spec(replica.generation.spec_toml).engine.kind
+    engine = catalog.engines().get(kind)
+    return engine.questions.error_patterns if engine else ErrorPatterns()
 
 
 def _unix(moment: datetime | None) -> int:

@@ -108,6 +108,9 @@ SECTIONS: dict[str, tuple[Variable, ...]] = {
         Variable(
             "MM_GATE_SILENCE_S", "a stream silent for so long gets a comment, s", "10", least=1
         ),
+        Variable(
+            "MM_GATE_QUEUE_LIMIT", "waiting requests per deployment and worker", "64", least=1
+        ),
         Variable("MM_GATE_QUEUE_TIMEOUT_S", "longest wait in the queue, s", "300", least=1),
         Variable("MM_GATE_REQUEST_TIMEOUT_S", "longest request, s", "3600", least=1),
         Variable("MM_GATE_STOP_S", "streams may finish for so long at a stop, s", "120", least=1),

@@ -8,6 +8,7 @@ engine's secret is derived from the installation's engine master key (`access.en
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
@@ -30,11 +31,23 @@ GATE_PRESENCE_PREFIX = "mm:gate:"
 "held": {deployment: n}, "at"}`; an activation waits for every gate to have seen its version."""
 GATE_WATCH_PREFIX = "mm:top:"
 """Redis string a gate worker (with expiry): JSON of `{"at", "rates": [{"deployment", "key",
-"requests_per_s", "prompt_tokens_per_s", "completion_tokens_per_s"}], "lines": {deployment:
+"requests_per_s", "prompt_tokens_per_s", "completion_tokens_per_s"}], "queues": {deployment:
 {"running", "waiting", "slots"}}, "requests": [{"id", "key", "deployment", "generation", "endpoint",
 "state", "stream", "age_s", "events"}]}`: what is going on now, for people who watch."""
 
 RouteMode = Literal["open", "hold", "closed"]
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorPatterns:
+    """How an engine words its errors, as regular expressions; empty = it does not."""
+
+    template: str = ""
+    """Plain text before the message of a chat template that rejected the request."""
+    no_input: str = ""
+    """Matches somewhere in the message; its first group is the kind of input that is refused."""
+    request: str = ""
+    """Matches the beginning of messages that are about the request although the status is 500."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +66,7 @@ class Route:
     """What a public model name leads to."""
 
     deployment: str
-    """The deployment's name: scopes of keys and books use it."""
+    """The deployment's name: scopes of keys and usage records use it."""
     public_name: str
     """The model name that clients send."""
     mode: RouteMode
@@ -62,23 +75,28 @@ class Route:
     generation_uid: str | None
     """`<deployment>/<number>`: the `x-mm-generation` header."""
     replicas: Sequence[ReplicaRoute]
-    queue_limit: int = 64
-    """Requests that may wait; one more is refused with 429."""
     hold_until: int = 0
     """Unix seconds until which a held request may wait (mode "hold")."""
     created: int = 0
     """Unix seconds, for `/v1/models`."""
     context_per_slot: int = 0
-    endpoints: Sequence[str] = ()
-    """Endpoint names that the engine offers; empty = all."""
+    errors: ErrorPatterns = ErrorPatterns()
+    """How its engine words errors."""
     trial: bool = False
     """It leads to a generation that runs beside the live one for a while; `public_name` is the
     generation's uid, and only keys with `trials` know of it."""
 
     @property
-    def line(self) -> str:
-        """Where its requests wait: a trial has slots, and so a queue, of its own."""
+    def queue_name(self) -> str:
+        """The queue of its requests: a trial has its own slots, and so its own queue."""
         return self.public_name if self.trial else self.deployment
+
+    @property
+    def is_served(self) -> bool:
+        """Whether an engine answers for it, now or when a hold ends."""
+        if self.mode == "hold":
+            return True
+        return self.mode == "open" and self.generation_uid is not None and bool(self.replicas)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,10 +154,10 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """One finished request, for the books. Holds no prompt, answer or key text."""
+    """One finished request, for the usage records. Holds no prompt, answer or key text."""
 
     id: str
-    """The request id: unique, the books' idempotency key."""
+    """The request id: unique, the idempotency key of the usage record."""
     at: float
     """Unix seconds when the request ended."""
     key_id: str
@@ -211,7 +229,7 @@ def snapshot_from_json(text: str | bytes) -> Snapshot:
 
 
 def usage_to_json(usage: Usage) -> str:
-    """One line of the books, as it lies in the spool and travels in the stream."""
+    """One usage record, as it lies in the spool and travels in the stream."""
     return json.dumps(asdict(usage), separators=(",", ":"), ensure_ascii=False)
 
 
@@ -272,13 +290,22 @@ def _route(value: Any) -> Route:
             ReplicaRoute(uid=item["uid"], url=item["url"], slots=_int(item["slots"]))
             for item in value["replicas"]
         ),
-        queue_limit=_int(value.get("queue_limit", 64)),
         hold_until=_int(value.get("hold_until", 0)),
         created=_int(value.get("created", 0)),
         context_per_slot=_int(value.get("context_per_slot", 0)),
-        endpoints=_strings(value.get("endpoints", ())),
+        errors=_errors(value.get("errors", {})),
         trial=_bool(value.get("trial", False)),
     )
+
+
+def _errors(value: Any) -> ErrorPatterns:
+    known = {f.name: value[f.name] for f in fields(ErrorPatterns) if f.name in value}
+    for pattern in known.values():
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ValueError(f"{pattern!r} is not a regular expression") from error
+    return ErrorPatterns(**known)
 
 
 def _key(value: Any) -> KeyRecord:

@@ -1,4 +1,4 @@
-"""The rules of a key's limits, twice: as a script at the broker and as a ledger in a worker.
+"""The rules of a key's limits, twice: as a script at the broker and as a counter in a worker.
 
 Both answer the same question in the same way (the tests run against both): may this request, which
 may cost so many tokens, go now? Looking and taking is one step.
@@ -46,7 +46,7 @@ class Windows:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class Remaining:
     """The answer to a wish: granted, or which limit stands in the way; what is left."""
 
     refused_by: str
@@ -56,7 +56,7 @@ class Standing:
 
 # One script, so that looking and taking cannot be parted. Keys share a hash tag: one cluster slot.
 # KEYS: base. ARGV: id, tokens, now_ms, expires_ms, minute, share, day, month, then the limits
-# rpm, tpm, concurrency, per day, per month. The same rules are in `Ledger.reserve` below.
+# rpm, tpm, concurrency, per day, per month. The same rules are in `Counter.reserve` below.
 RESERVE = """
 local b, a = KEYS[1], ARGV
 local id, want, now, expires = a[1], tonumber(a[2]), tonumber(a[3]), tonumber(a[4])
@@ -122,7 +122,7 @@ def base(key_id: str) -> str:
     return f"mm:limit:{{{key_id}}}"
 
 
-class Ledger:
+class Counter:
     """One key's counts in this worker: the same rules as the script, for when nobody is asked."""
 
     __slots__ = ("held", "requests", "tokens")
@@ -133,7 +133,7 @@ class Ledger:
         self.tokens: dict[str, int] = {}
         """By window name: `t<minute>`, `d<day>`, `m<month>`."""
 
-    def reserve(self, key: KeyRecord, id_: str, want: int, windows: Windows) -> Standing:
+    def reserve(self, key: KeyRecord, id_: str, want: int, windows: Windows) -> Remaining:
         """Take what is wished, or say what stands in the way."""
         share = windows.share_ms / 1000
         minute = windows.minute
@@ -161,7 +161,7 @@ class Ledger:
             self.held[id_] = want
             self.requests[minute] = self.requests.get(minute, 0) + 1
             asked, held = asked + 1, held + want
-        return Standing(
+        return Remaining(
             refused_by=refused_by,
             requests_left=int(max(key.rpm - asked, 0)),
             tokens_left=int(max(key.tpm - spent - held, 0)),

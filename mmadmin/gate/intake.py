@@ -1,4 +1,4 @@
-"""Taking requests in: headers, bodies, the model that they name, what a model looks like."""
+"""Reading requests: headers, bodies, the model that they name; and how `/v1/models` shows one."""
 
 from __future__ import annotations
 
@@ -60,11 +60,6 @@ def model_of_form(body: bytes) -> str | None:
     """The field `model` of a multipart form."""
     found = _FORM_MODEL.search(body)
     return found[1].decode(errors="replace") if found else None
-
-
-def answers(route: Route) -> bool:
-    """Whether somebody answers for it, now or when a hold ends."""
-    return route.mode == "hold" or (route.generation_uid is not None and bool(route.replicas))
 
 
 def model_card(route: Route) -> dict[str, object]:

@@ -29,7 +29,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from mmadmin.core.snapshot import KeyRecord
-from mmadmin.gate.budget import RESERVE, SETTLE, Ledger, Standing, Windows, base
+from mmadmin.gate.budget import RESERVE, SETTLE, Counter, Remaining, Windows, base
 from mmadmin.gate.refusal import Refusal
 
 DEFAULT_ANSWER_TOKENS = 1024
@@ -64,7 +64,7 @@ class Limiter:
         self._clock = clock
         self._reserve: Any = redis.register_script(RESERVE) if redis else None
         self._settle: Any = redis.register_script(SETTLE) if redis else None
-        self._ledgers: dict[str, Ledger] = {}
+        self._counters: dict[str, Counter] = {}
         self._held: dict[str, Reservation] = {}
         self._unsettled: deque[tuple[Reservation, int, Windows]] = deque()
         self._news = asyncio.Event()
@@ -77,8 +77,8 @@ class Limiter:
         """Begin to settle and to renew in the background."""
         if self._redis is not None:
             self._tasks = [
-                asyncio.create_task(self._settle_for_ever()),
-                asyncio.create_task(self._renew_for_ever()),
+                asyncio.create_task(self._keep_settling()),
+                asyncio.create_task(self._keep_renewing()),
             ]
 
     async def stop(self) -> None:
@@ -104,14 +104,14 @@ class Limiter:
         """
         windows = Windows.at(self._clock())
         id_ = f"{self._id_head}{next(self._ids):x}"
-        standing = await self._ask(key, id_, tokens, windows)
-        shared = standing is not None
-        if standing is None:
-            ledger = self._ledgers.setdefault(key.key_id, Ledger())
-            standing = ledger.reserve(key, id_, tokens, windows)
-        headers = _headers(key, standing, windows)
-        if standing.refused_by:
-            raise _refusal(key, standing, windows, headers)
+        remaining = await self._ask(key, id_, tokens, windows)
+        shared = remaining is not None
+        if remaining is None:
+            counter = self._counters.setdefault(key.key_id, Counter())
+            remaining = counter.reserve(key, id_, tokens, windows)
+        headers = _headers(key, remaining, windows)
+        if remaining.refused_by:
+            raise _refusal(key, remaining, windows, headers)
         reservation = Reservation(id=id_, key_id=key.key_id, tokens=tokens, shared=shared)
         self._held[id_] = reservation
         return reservation, headers
@@ -120,15 +120,15 @@ class Limiter:
         """Give back, count what was used. Does not wait; the broker hears of it soon."""
         self._held.pop(reservation.id, None)
         windows = Windows.at(self._clock())
-        ledger = self._ledgers.setdefault(reservation.key_id, Ledger())
-        ledger.settle(reservation.id, used, windows)
+        counter = self._counters.setdefault(reservation.key_id, Counter())
+        counter.settle(reservation.id, used, windows)
         if self._redis is not None:
             self._unsettled.append((reservation, used, windows))
             self._news.set()
 
     async def _ask(
         self, key: KeyRecord, id_: str, tokens: int, windows: Windows
-    ) -> Standing | None:
+    ) -> Remaining | None:
         """The broker's answer; None when it is away."""
         if self._redis is None or time.monotonic() < self._away_until:
             return None
@@ -147,9 +147,9 @@ class Limiter:
             log.warning("limits are counted by each worker alone: %s", error)
             self._away_until = time.monotonic() + AWAY_S
             return None
-        return Standing(by.decode(), requests_left, tokens_left)
+        return Remaining(by.decode(), requests_left, tokens_left)
 
-    async def _settle_for_ever(self) -> None:
+    async def _keep_settling(self) -> None:
         while True:
             await self._news.wait()
             self._news.clear()
@@ -168,7 +168,7 @@ class Limiter:
             )
             self._unsettled.popleft()
 
-    async def _renew_for_ever(self) -> None:
+    async def _keep_renewing(self) -> None:
         """Running requests keep their reservations, however long they run."""
         assert self._redis is not None  # noqa: S101 (started only with a broker)
         while True:
@@ -187,13 +187,13 @@ class Limiter:
 Header = tuple[bytes, bytes]
 
 
-def _headers(key: KeyRecord, standing: Standing, windows: Windows) -> list[Header]:
+def _headers(key: KeyRecord, remaining: Remaining, windows: Windows) -> list[Header]:
     """OpenAI's `x-ratelimit-*` headers."""
     headers: list[Header] = []
     reset = f"{windows.minute_ends_s}s".encode()
     for limit, left, name in (
-        (key.rpm, standing.requests_left, b"requests"),
-        (key.tpm, standing.tokens_left, b"tokens"),
+        (key.rpm, remaining.requests_left, b"requests"),
+        (key.tpm, remaining.tokens_left, b"tokens"),
     ):
         if limit:
             headers += [
@@ -205,7 +205,7 @@ def _headers(key: KeyRecord, standing: Standing, windows: Windows) -> list[Heade
 
 
 def _refusal(
-    key: KeyRecord, standing: Standing, windows: Windows, headers: list[Header]
+    key: KeyRecord, remaining: Remaining, windows: Windows, headers: list[Header]
 ) -> Refusal:
     words, retry_after_s, reason = {
         "concurrency": (
@@ -233,12 +233,12 @@ def _refusal(
             windows.month_ends_s,
             "insufficient_quota",
         ),
-    }[standing.refused_by]
+    }[remaining.refused_by]
     refusal = Refusal(
         429,
         f"This API key has reached its limit of {words}.",
         reason=reason,
-        param=standing.refused_by,
+        param=remaining.refused_by,
         retry_after_s=retry_after_s,
     )
     refusal.headers.extend(headers)

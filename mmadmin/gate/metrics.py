@@ -77,7 +77,7 @@ class Metrics(Collector):
         """By deployment: the chat template refused the conversation."""
         self.gauges: Callable[[], Mapping[str, tuple[str, float]]] = dict
         """Name → (help, value), read when asked."""
-        self.lines: Callable[[], Mapping[str, tuple[int, int]]] = dict
+        self.queues: Callable[[], Mapping[str, tuple[int, int]]] = dict
         """Deployment → (running, waiting), read when asked."""
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
@@ -101,7 +101,7 @@ class Metrics(Collector):
         tokens = CounterMetricFamily("mm_gate_tokens", "Tokens.", labels=(*_NAMES, "kind"))
         ttft = HistogramMetricFamily("mm_gate_ttft_seconds", "To the first event.", labels=_NAMES)
         duration = HistogramMetricFamily("mm_gate_duration_seconds", "Whole.", labels=_NAMES)
-        queued = HistogramMetricFamily("mm_gate_queue_seconds", "In the line.", labels=_NAMES)
+        queued = HistogramMetricFamily("mm_gate_queue_seconds", "Time in the queue.", labels=_NAMES)
         speed = HistogramMetricFamily(
             "mm_gate_tokens_per_second", "Generation speed.", labels=_NAMES
         )
@@ -139,7 +139,7 @@ class Metrics(Collector):
         waiting = GaugeMetricFamily(
             "mm_gate_waiting", "Requests in the line.", labels=("worker", "deployment")
         )
-        for deployment, (now_running, now_waiting) in self.lines().items():
+        for deployment, (now_running, now_waiting) in self.queues().items():
             running.add_metric([self._worker, deployment], now_running)
             waiting.add_metric([self._worker, deployment], now_waiting)
         yield from (running, waiting)

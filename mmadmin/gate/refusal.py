@@ -1,7 +1,7 @@
 """Refusals: how the gate says no, in the shape that the client's own library understands.
 
 One error value, two dialects (OpenAI's and Anthropic's), three places: a whole response, an
-event inside a stream whose head has been sent, and the line in the books.
+event inside a stream whose head has been sent, and the usage record.
 """
 
 from __future__ import annotations

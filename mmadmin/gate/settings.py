@@ -13,6 +13,7 @@ from mmadmin.core.home import Home, Ports
 MIB = 1024 * 1024
 DEFAULT_BODY_LIMIT_MIB = 64
 DEFAULT_STOP_S = 120
+DEFAULT_QUEUE_LIMIT = 64
 DEFAULT_QUEUE_TIMEOUT_S = 300
 DEFAULT_REQUEST_TIMEOUT_S = 3600
 
@@ -33,9 +34,11 @@ class GateSettings:
     workers: int = 1
     body_limit_bytes: int = DEFAULT_BODY_LIMIT_MIB * MIB
     silence_s: float = 10.0
-    """A stream that is silent for so long gets a comment."""
+    """A stream that is silent for this long gets a comment."""
     stop_s: int = DEFAULT_STOP_S
-    """A gate told to stop lets its streams finish for so long."""
+    """How long running streams may take to finish at shutdown."""
+    queue_limit: int = DEFAULT_QUEUE_LIMIT
+    """Requests of a deployment that may wait per worker; one more is refused with 429."""
     queue_timeout_s: int = DEFAULT_QUEUE_TIMEOUT_S
     request_timeout_s: int = DEFAULT_REQUEST_TIMEOUT_S
     access_log: bool = True
@@ -61,6 +64,7 @@ class GateSettings:
             body_limit_bytes=_positive(env, "MM_GATE_BODY_LIMIT_MIB", DEFAULT_BODY_LIMIT_MIB) * MIB,
             silence_s=_positive(env, "MM_GATE_SILENCE_S", 10),
             stop_s=_positive(env, "MM_GATE_STOP_S", DEFAULT_STOP_S),
+            queue_limit=_positive(env, "MM_GATE_QUEUE_LIMIT", DEFAULT_QUEUE_LIMIT),
             queue_timeout_s=_positive(env, "MM_GATE_QUEUE_TIMEOUT_S", DEFAULT_QUEUE_TIMEOUT_S),
             request_timeout_s=_positive(
                 env, "MM_GATE_REQUEST_TIMEOUT_S", DEFAULT_REQUEST_TIMEOUT_S

@@ -7,7 +7,7 @@ asked), so that a power cut loses a second at most.
 
 The courier carries lines to the Redis stream and forgets a segment only when the collector has
 acknowledged all of it. It starts again from the last acknowledged line when the stream has lost
-what it was given; the books know a request by its id, so repeats change nothing. Folders of
+what it was given; a usage record is known by its request id, so repeats change nothing. Folders of
 workers that died are adopted by the living.
 """
 
@@ -213,7 +213,7 @@ class Parcel:
             found.append((seq, line[:-1]))
 
     def _mended(self, found: list[tuple[int, bytes]]) -> tuple[int, bytes]:
-        """A line in place of a damaged one: the books show that something was here."""
+        """A line in place of a damaged one: the usage records show that something was here."""
         seq = (found[-1][0] if found else self.sent) + 1
         log.error("line %d of the usage spool %s is damaged", seq, self.folder.name)
         usage = Usage(
@@ -313,7 +313,7 @@ class Courier:
         return len(batch.lines) >= BATCH_LINES // 2
 
     async def _learn_acks(self, parcel: Parcel) -> None:
-        """Forget what is in the books; send again what the stream does not have any more."""
+        """Forget what was collected; send again what the stream no longer has."""
         acked = int(await self._redis.hget(USAGE_ACK_KEY, parcel.folder.name) or 0)
         now = time.monotonic()
         if acked > parcel.acked:

@@ -20,7 +20,7 @@ import httptools
 
 CONNECT_TIMEOUT_S = 5.0
 IDLE_LIMIT_S = 4.0
-"""llama-server closes a connection that is idle for 5 s; ours goes first."""
+"""Engines close connections that are idle for 5 s (cpp-httplib, uvicorn); ours close first."""
 IDLE_AT_LEAST = 4
 """Connections kept for a replica, however few slots it has."""
 HIGH_WATER_BYTES = 256 * 1024
@@ -49,9 +49,9 @@ class Connection(asyncio.Protocol):
         "_lost",
         "_parser",
         "_paused",
-        "_poked",
         "_waiter",
         "_whole",
+        "_woken",
         "exchanges",
         "headers",
         "idle_since",
@@ -73,7 +73,7 @@ class Connection(asyncio.Protocol):
         self._head_done = False
         self._framed = False
         self._keep = True
-        self._poked = False
+        self._woken = False
         self.touched = False
         """Whether any byte of the present answer has come."""
         self.status = 0
@@ -96,32 +96,32 @@ class Connection(asyncio.Protocol):
         self.headers = []
         self._chunks.clear()
         self._buffered = 0
-        self._whole = self._head_done = self._framed = self._poked = self.touched = False
+        self._whole = self._head_done = self._framed = self._woken = self.touched = False
         if len(body) < LOW_WATER_BYTES:
             self.transport.write(head + body)
         else:
             self.transport.writelines((head, body))
 
     async def answer_head(self) -> bool:
-        """Wait for status and headers; False = poked before they came."""
+        """Wait for status and headers; False = woken before they came."""
         while not self._head_done:
             if self._lost:
                 raise AnswerLost
-            if self._poked:
-                self._poked = False
+            if self._woken:
+                self._woken = False
                 return False
             await self._wait()
         return True
 
     async def read(self) -> bytes | None:
-        """What has come since; b"" at the end, None when poked in silence."""
+        """What has come since; b"" at the end, None when woken without data."""
         while not self._chunks:
             if self._whole:
                 return b""
             if self._lost:
                 raise AnswerLost
-            if self._poked:
-                self._poked = False
+            if self._woken:
+                self._woken = False
                 return None
             await self._wait()
         chunks = self._chunks
@@ -141,9 +141,9 @@ class Connection(asyncio.Protocol):
                 parts.append(data)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    def poke(self) -> None:
+    def wake_reader(self) -> None:
         """Wake the reader although nothing came."""
-        self._poked = True
+        self._woken = True
         self._wake()
 
     def abort(self) -> None:

@@ -1,8 +1,8 @@
 """One gate worker: the application, its clock, its directory and its two servers.
 
-The client port carries the surface and nothing else; health and figures have a port of their own.
-Told to stop, a worker takes no new connections, lets running requests finish within a bound,
-ends what is left in words, and hands its books over.
+The client port serves the endpoints and nothing else; health and metrics have their own port. On
+shutdown, a worker takes no new connections, lets running requests finish within a bound, ends the
+rest with an error, and delivers its usage records.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ import uvicorn
 
 from mmadmin.gate.app import Gate, Message, Receive, Send
 from mmadmin.gate.directory import RedisDirectory, connect
-from mmadmin.gate.flight import Stop
+from mmadmin.gate.heartbeat import Heartbeat
 from mmadmin.gate.limits import Limiter
 from mmadmin.gate.metrics import merge
-from mmadmin.gate.pulse import Pulse
+from mmadmin.gate.request import Stop
 from mmadmin.gate.settings import GateSettings
 from mmadmin.gate.spool import Spool
 from mmadmin.gate.wire import GatheringProtocol
@@ -67,13 +67,13 @@ def server(app: Any, *, graceful_s: int | None = None, keep_alive_s: int = 5) ->
 async def wind_down(
     gate: Gate, front: QuietServer, serving: asyncio.Task[None], *, within_s: float
 ) -> None:
-    """Take no new connections, let requests finish, after `within_s` end the rest in words."""
-    gate.stopping = True
-    gate.changed.set()
+    """Take no new connections, let requests finish, after `within_s` end the rest with an error."""
+    gate.traffic.stopping = True
+    gate.traffic.changed.set()
     front.should_exit = True
     await asyncio.wait({serving}, timeout=within_s)
-    for flight in tuple(gate.flights.values()):
-        flight.stop(Stop.STOPPING)
+    for request in tuple(gate.traffic.requests.values()):
+        request.stop(Stop.STOPPING)
     await serving
 
 
@@ -106,14 +106,17 @@ class Worker:
         gate = Gate(settings, directory, limiter=limiter, worker=str(self.index))
         await directory.start()
         await gate.start()
-        pulse = Pulse(gate, redis, spool.id)
-        pulse.start()
+        heartbeat = Heartbeat(gate.traffic, redis, spool.id)
+        heartbeat.start()
         limiter.start()
-        gate.metrics.gauges = lambda: {
-            "mm_gate_snapshot_version": ("Version served from.", float(gate.snapshot.version)),
-            "mm_gate_broker_up": ("Whether nudges come.", float(directory.connected)),
+        gate.traffic.metrics.gauges = lambda: {
+            "mm_gate_snapshot_version": (
+                "Version served from.",
+                float(gate.traffic.snapshot.version),
+            ),
+            "mm_gate_broker_up": ("1 while the broker is connected.", float(directory.connected)),
             "mm_gate_usage_undelivered": (
-                "Requests not yet in the books.",
+                "Usage records not yet delivered.",
                 float(directory.courier.undelivered),
             ),
             "mm_gate_spool_errors": ("Failed writes of the spool.", float(spool.errors)),
@@ -130,7 +133,7 @@ class Worker:
         behind.should_exit = True
         await health
         stopping.cancel()
-        await pulse.stop()
+        await heartbeat.stop()
         await limiter.stop()
         await directory.stop()
         await redis.aclose()
@@ -172,20 +175,21 @@ class BackRoom:
             return
         gate = self._gate
         kind = b"application/json"
-        status, body = 404, b'{"error":"there is nothing at this address"}'
+        status, body = 404, b'{"error":"unknown URL"}'
         match scope["path"]:
             case "/healthz":
                 status, body = 200, b'{"alive":true}'
             case "/readyz":
-                ready = gate.snapshot.version > 0 and not gate.stopping
+                traffic = gate.traffic
+                ready = traffic.snapshot.version > 0 and not traffic.stopping
                 status = 200 if ready else 503
-                words = {
+                state = {
                     "ready": ready,
-                    "snapshot": gate.snapshot.version,
-                    "stopping": gate.stopping,
-                    "requests": len(gate.flights),
+                    "snapshot": traffic.snapshot.version,
+                    "stopping": traffic.stopping,
+                    "requests": len(traffic.requests),
                 }
-                body = json.dumps(words).encode()
+                body = json.dumps(state).encode()
             case "/metrics":
                 kind = b"text/plain; version=0.0.4; charset=utf-8"
                 status, body = 200, await self._figures(alone=b"alone" in scope["query_string"])
@@ -194,7 +198,7 @@ class BackRoom:
         await send({"type": "http.response.body", "body": body})
 
     async def _figures(self, *, alone: bool) -> bytes:
-        text = self._gate.metrics.text()
+        text = self._gate.traffic.metrics.text()
         if alone or not self._paths:
             return text
         others = await asyncio.gather(*(_peer(path) for path in self._paths.values()))

@@ -14,7 +14,7 @@ def exposition(requests: int, tokens: int, ttft: list[float]) -> str:
         series.completion = tokens
         for value in ttft:
             series.ttft.observe(value)
-        metrics.lines = lambda: {"tiny": (1, 2), "idle": (0, 0)}
+        metrics.queues = lambda: {"tiny": (1, 2), "idle": (0, 0)}
         texts.append(metrics.text())
     return merge(texts).decode()
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from mmadmin.core.errors import InvalidInput
 from mmadmin.core.snapshot import (
+    ErrorPatterns,
     KeyRecord,
     ReplicaRoute,
     Route,
@@ -27,11 +28,10 @@ _ROUTE = Route(
     generation=3,
     generation_uid="smollm2/3",
     replicas=(ReplicaRoute(uid="r1", url="http://127.0.0.1:21000", slots=4),),
-    queue_limit=8,
     hold_until=1_800_000_000,
     created=1_700_000_000,
     context_per_slot=2048,
-    endpoints=("chat",),
+    errors=ErrorPatterns(template="Template: ", request="bad"),
 )
 _TRIAL = Route(
     deployment="smollm2",
@@ -86,7 +86,7 @@ def test_a_trial_and_its_deployment_are_looked_up_apart() -> None:
     later = Snapshot(version=8, routes={_ROUTE.public_name: other, "small": renamed}, keys={})
     assert later.now(_ROUTE) is renamed, "its deployment counts, not the name"
     assert Snapshot(version=8, routes={_ROUTE.public_name: other}, keys={}).now(_ROUTE) is None
-    assert (_ROUTE.line, _TRIAL.line) == ("smollm2", "smollm2/4")
+    assert (_ROUTE.queue_name, _TRIAL.queue_name) == ("smollm2", "smollm2/4")
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,9 @@ def test_a_trial_and_its_deployment_are_looked_up_apart() -> None:
         lambda text: text.replace('"hold"', '"ajar"'),
         lambda text: text.replace('"active"', '"asleep"'),
         lambda text: text.replace('"slots":4', '"slots":"4"'),
-        lambda text: text.replace('["chat"]', '"chat"'),
+        lambda text: text.replace('["smollm2"]', '"smollm2"'),
+        lambda text: text.replace('"request":"bad"', '"request":"(bad"'),
+        lambda text: text.replace('"request":"bad"', '"request":7'),
         lambda text: text.replace('"digest"', '"digits"'),
         lambda text: text.replace('"trial":true', '"trial":1'),
         lambda text: text.replace('"trials":true', '"trials":"yes"'),

@@ -10,12 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from mmadmin.core.access import NewKey, new_key
+from mmadmin.core.engines.llama_server.questions import QUESTIONS
 from mmadmin.core.home import Home
 from mmadmin.core.snapshot import KeyRecord, ReplicaRoute, Route, Snapshot, Usage
 from mmadmin.gate.app import Gate
 from mmadmin.gate.directory import EMPTY
+from mmadmin.gate.heartbeat import Heartbeat
 from mmadmin.gate.limits import Limiter
-from mmadmin.gate.pulse import Pulse
 from mmadmin.gate.settings import GateSettings
 from mmadmin.gate.worker import server, wind_down
 from tests.gate.stub import StubEngine
@@ -43,6 +44,7 @@ def route_to(url: str, *, slots: int) -> Route:
         replicas=(ReplicaRoute(uid="small-3-0", url=url, slots=slots),),
         created=1_700_000_000,
         context_per_slot=2048,
+        errors=QUESTIONS.error_patterns,
     )
 
 
@@ -51,7 +53,7 @@ class ListDirectory:
 
     def __init__(self) -> None:
         self.now = EMPTY
-        self.books: list[Usage] = []
+        self.recorded: list[Usage] = []
         self.listener: Callable[[Snapshot], None] = lambda _: None
 
     async def snapshot(self) -> Snapshot:
@@ -64,7 +66,7 @@ class ListDirectory:
 
     def record(self, usages: Sequence[Usage]) -> None:
         """Into the list."""
-        self.books.extend(usages)
+        self.recorded.extend(usages)
 
     def publish(self, snapshot: Snapshot) -> None:
         """As a nudge does."""
@@ -90,9 +92,9 @@ class House:
         """How long requests may go on when the block ends."""
 
     @property
-    def books(self) -> list[Usage]:
+    def recorded(self) -> list[Usage]:
         """What was recorded."""
-        return self.directory.books
+        return self.directory.recorded
 
     @property
     def base_url(self) -> str:
@@ -122,8 +124,8 @@ class House:
         self.gate = Gate(self.settings, self.directory, limiter=limiter or Limiter())
         self.publish()
         await self.gate.start()
-        pulse = Pulse(self.gate, None, "test")
-        pulse.start()
+        heartbeat = Heartbeat(self.gate.traffic, None, "test")
+        heartbeat.start()
         listening = socket.socket()
         listening.bind(("127.0.0.1", 0))
         listening.listen(1024)
@@ -136,8 +138,8 @@ class House:
             yield self
         finally:
             await wind_down(self.gate, front, serving, within_s=self.stop_within_s)
-            await pulse.stop()
-            for upstream in self.gate.upstreams.values():
+            await heartbeat.stop()
+            for upstream in self.gate.traffic.upstreams.values():
                 upstream.close_idle(all_of_them=True)
 
     async def until(self, condition: Callable[[], object], within_s: float = PATIENCE_S) -> None:

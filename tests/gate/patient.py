@@ -12,7 +12,7 @@ import os
 import sys
 
 from mmadmin import gateway
-from mmadmin.gate import directory, limits, pulse, upstream, worker
+from mmadmin.gate import directory, heartbeat, limits, upstream, worker
 
 PATIENCE_S = 60.0
 NEVER_S = 3600.0
@@ -23,9 +23,9 @@ def patient() -> None:
     limits.ASK_TIMEOUT_S = PATIENCE_S
     worker.PEER_TIMEOUT_S = upstream.CONNECT_TIMEOUT_S = PATIENCE_S
     directory.ANSWER_S = directory.CONNECT_S = PATIENCE_S
-    pulse.PRESENCE_EXPIRES_S = int(PATIENCE_S)
+    heartbeat.PRESENCE_EXPIRES_S = int(PATIENCE_S)
     if os.environ.get("TEST_GATE_TIMERS") == "off":
-        directory.TIMER_S = pulse.TELL_EVERY_S = NEVER_S
+        directory.TIMER_S = heartbeat.PUBLISH_EVERY_S = NEVER_S
 
 
 if __name__ == "__main__":

@@ -179,11 +179,11 @@ class GateProcess:
 
 
 class Collector:
-    """What the panel's side does with the stream: books by id, acks the unbroken prefix."""
+    """What the panel's side does with the stream: usage records by id, acks the unbroken prefix."""
 
     def __init__(self, client: redis.asyncio.Redis) -> None:
         self._redis = client
-        self.books: dict[str, Usage] = {}
+        self.recorded: dict[str, Usage] = {}
         self.events = 0
         self._seqs: dict[str, set[int]] = {}
         self._acked: dict[str, int] = {}
@@ -193,7 +193,7 @@ class Collector:
         entries = await self._redis.xrange(USAGE_STREAM)
         for _, fields in entries:
             usage = usage_from_json(fields[b"event"])
-            self.books[usage.id] = usage
+            self.recorded[usage.id] = usage
             self.events += 1
             self._seqs.setdefault(usage.gate, set()).add(usage.seq)
         if entries:
@@ -206,18 +206,20 @@ class Collector:
             await self._redis.hset(USAGE_ACK_KEY, gate, acked)
 
     async def until(self, number: int) -> None:
-        """Collect until so many requests are in the books."""
-        await self._until(lambda: len(self.books) >= number)
+        """Collect until so many requests are in the usage records."""
+        await self._until(lambda: len(self.recorded) >= number)
 
     async def until_all(self, ids: Iterable[str]) -> None:
-        """Collect until these requests are in the books."""
+        """Collect until these requests are in the usage records."""
         wanted = set(ids)
-        await self._until(lambda: wanted <= self.books.keys())
+        await self._until(lambda: wanted <= self.recorded.keys())
 
     async def _until(self, enough: Callable[[], bool]) -> None:
         deadline = time.monotonic() + PATIENCE_S
         while not enough():
-            assert time.monotonic() < deadline, f"only {len(self.books)} are in the books"
+            assert time.monotonic() < deadline, (
+                f"only {len(self.recorded)} are in the usage records"
+            )
             with contextlib.suppress(redis.exceptions.RedisError):
                 await self.collect()
             await asyncio.sleep(0.05)

@@ -69,7 +69,7 @@ async def test_parallel_tool_calls_arrive_as_deltas(house: House) -> None:
         0: ["call_0", "weather", '{"city": "Paris"}'],
         1: ["call_1", "weather", '{"city": "Rome"}'],
     }
-    assert house.books[0].completion_tokens == 3
+    assert house.recorded[0].completion_tokens == 3
 
 
 async def test_an_error_in_the_stream_is_raised_by_the_clients(house: House) -> None:
@@ -132,4 +132,4 @@ async def test_the_clients_own_retries_work(house: House) -> None:
         api_key=house.key.text, base_url=house.base_url, max_retries=1
     ) as client:
         await client.embeddings.create(model=MODEL, input="x", encoding_format="float")
-    assert [usage.status for usage in house.books] == [503, 200]
+    assert [usage.status for usage in house.recorded] == [503, 200]

@@ -200,7 +200,7 @@ async def test_models(client) -> None:
 
 
 async def test_chat(client, real: House) -> None:
-    """Whole and streamed answers, with the engine's token counts in the books."""
+    """Whole and streamed answers, with the engine's token counts in the usage records."""
     options = {"model": MODEL, "messages": QUESTION, "max_tokens": 12, "temperature": 0, "seed": 1}
     whole = await client.chat.completions.create(**options, extra_body=ALIKE)
     stream = await client.chat.completions.create(**options, stream=True, extra_body=ALIKE)
@@ -209,7 +209,7 @@ async def test_chat(client, real: House) -> None:
     assert text == whole.choices[0].message.content
     assert "Paris" in text
     assert all(chunk.usage is None for chunk in chunks)
-    assert whole._request_id == real.books[0].id
+    assert whole._request_id == real.recorded[0].id
     again = await client.chat.completions.create(**options)
     asked = await client.chat.completions.create(
         **options, stream=True, stream_options={"include_usage": True}, extra_body=ALIKE
@@ -217,13 +217,13 @@ async def test_chat(client, real: House) -> None:
     last = [chunk async for chunk in asked][-1]
     assert last.choices == []
     said = [whole.usage, whole.usage, again.usage, last.usage]
-    for usage, told in zip(real.books, said, strict=True):
+    for usage, told in zip(real.recorded, said, strict=True):
         assert usage.exact
         assert usage.completion_tokens == told.completion_tokens
         assert usage.prompt_tokens == told.prompt_tokens == whole.usage.prompt_tokens
         assert usage.tokens_per_s_milli > 0
-    assert real.books[1].ttft_ms > 0
-    assert real.books[2].cached_tokens > 0
+    assert real.recorded[1].ttft_ms > 0
+    assert real.recorded[2].cached_tokens > 0
 
 
 async def test_chat_options(client) -> None:
@@ -302,7 +302,7 @@ async def test_completions_and_tokens(client, real: House) -> None:
     async for chunk in await client.completions.create(**options, stream=True, extra_body=WHOLE):
         pieces += chunk.choices[0].text
     assert pieces
-    assert [usage.completion_tokens for usage in real.books] == [6, 6]
+    assert [usage.completion_tokens for usage in real.recorded] == [6, 6]
     tokens = await ask(real.port, "/tokenize", {"content": "hello"}, key=real.key.text)
     assert tokens.json["tokens"]
     back = await ask(real.port, "/v1/detokenize", tokens.json, key=real.key.text)
@@ -325,7 +325,7 @@ async def test_responses(client, real: House) -> None:
     events = [event async for event in await client.responses.create(**options, stream=True)]
     assert events[-1].type == "response.completed"
     assert events[-1].response.usage.output_tokens == 8
-    assert [(u.endpoint, u.completion_tokens, u.exact) for u in real.books] == [
+    assert [(u.endpoint, u.completion_tokens, u.exact) for u in real.recorded] == [
         ("responses", 8, True)
     ] * 2
 
@@ -356,8 +356,8 @@ async def test_messages(real: House) -> None:
         assert missing.value.body["error"]["type"] == "not_found_error"
         with pytest.raises(anthropic.AuthenticationError):
             await client.with_options(api_key="sk-wrong").messages.create(**options)
-    assert [u.completion_tokens for u in real.books[:2]] == [8, 8]
-    assert {u.endpoint for u in real.books} == {"messages"}
+    assert [u.completion_tokens for u in real.recorded[:2]] == [8, 8]
+    assert {u.endpoint for u in real.recorded} == {"messages"}
 
 
 async def test_embeddings(embedding: House) -> None:
@@ -368,7 +368,7 @@ async def test_embeddings(embedding: House) -> None:
         answer = await client.embeddings.create(model=MODEL, input=["hello", "goodbye"])
         assert len(answer.data) == 2
         assert len(answer.data[0].embedding) == 576
-    assert embedding.books[0].prompt_tokens == answer.usage.prompt_tokens > 0
+    assert embedding.recorded[0].prompt_tokens == answer.usage.prompt_tokens > 0
 
 
 async def test_errors_become_the_clients_own(client, real: House) -> None:
@@ -420,8 +420,8 @@ async def test_a_template_that_refuses_is_400_with_its_words(strict: House) -> N
             model=MODEL, messages=QUESTION, reasoning_effort="high", max_tokens=4
         )
         assert good.choices
-    assert [usage.outcome for usage in strict.books] == ["refused", "refused", "ok"]
-    assert strict.gate.metrics.template_refusals == {"small": 2}
+    assert [usage.outcome for usage in strict.recorded] == ["refused", "refused", "ok"]
+    assert strict.gate.traffic.metrics.template_refusals == {"small": 2}
 
 
 @pytest.mark.parametrize("streamed", [True, False])
@@ -449,8 +449,8 @@ async def test_a_client_that_leaves_frees_the_real_slot(
         await asyncio.sleep(2.5)
         while await asyncio.to_thread(lambda: server.busy):  # noqa: ASYNC110 (another process)
             await asyncio.sleep(2.5)
-    await real.until(lambda: real.books)
-    assert real.books[0].outcome == "cancelled"
+    await real.until(lambda: real.recorded)
+    assert real.recorded[0].outcome == "cancelled"
     written = await asyncio.to_thread(server.tokens_written) - before
     assert written < 1800, f"the engine wrote {written} tokens for nobody"
 
@@ -476,7 +476,7 @@ async def _kill_in_mid_stream(house: House, doomed: Server) -> None:
     last = received.split(b"\n\n")[-2].removeprefix(b"data: ")
     assert json.loads(last)["error"]["code"] == "upstream_error"
     assert b"[DONE]" not in received
-    assert (house.books[0].outcome, house.books[0].exact) == ("failed", False)
+    assert (house.recorded[0].outcome, house.recorded[0].exact) == ("failed", False)
     async with openai.AsyncOpenAI(
         api_key=house.key.text, base_url=house.base_url, max_retries=0
     ) as client:

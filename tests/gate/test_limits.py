@@ -232,7 +232,7 @@ async def test_eight_at_a_barrier_against_room_for_one(
 
 
 async def test_a_refused_request_is_booked_and_costs_nothing(house: House) -> None:
-    """The second request of one a minute: in the books as refused, no tokens, place not taken."""
+    """The second request of one a minute: in the usage records as refused, no tokens, place not taken."""
     house.publish(keys=(replace(house.record, rpm=1),))
     body = {"model": MODEL, "messages": []}
     first = await ask(house.port, CHAT, body, key=house.key.text)
@@ -240,6 +240,6 @@ async def test_a_refused_request_is_booked_and_costs_nothing(house: House) -> No
     assert first.headers["x-ratelimit-remaining-requests"] == "0"
     second = await ask(house.port, CHAT, body, key=house.key.text)
     assert (second.status, second.json["error"]["type"]) == (429, "rate_limit_error")
-    assert [usage.outcome for usage in house.books] == ["ok", "refused"]
-    assert house.books[1].prompt_tokens == 0
-    assert house.gate.turnstiles["small"].running == 0
+    assert [usage.outcome for usage in house.recorded] == ["ok", "refused"]
+    assert house.recorded[1].prompt_tokens == 0
+    assert house.gate.traffic.queues["small"].running == 0

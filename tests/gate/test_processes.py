@@ -1,4 +1,4 @@
-"""The gate as a process, with a real broker: nudges, books, kills, alone."""
+"""The gate as a process, with a real broker: notifications, usage records, kills, alone."""
 
 # ruff: noqa: ASYNC110, ASYNC240 (other processes have no events to wait for)
 from __future__ import annotations
@@ -66,7 +66,7 @@ async def load(town: Town, *, clients: int = 4):
         await asyncio.gather(*tasks)
 
 
-async def test_books_arrive_once_each(tmp_path, engine) -> None:
+async def test_usage_records_arrive_once_each(tmp_path, engine) -> None:
     """Spool, stream, acknowledgement; acknowledged segments are forgotten at the end."""
     async with running_town(tmp_path, engine) as town:
         for number in range(30):
@@ -77,8 +77,8 @@ async def test_books_arrive_once_each(tmp_path, engine) -> None:
         collector = Collector(town.redis)
         await collector.until(30)
         assert collector.events == 30
-        assert {usage.key_id for usage in collector.books.values()} == {town.key.key_id}
-        assert sorted(usage.seq for usage in collector.books.values()) == list(range(1, 31))
+        assert {usage.key_id for usage in collector.recorded.values()} == {town.key.key_id}
+        assert sorted(usage.seq for usage in collector.recorded.values()) == list(range(1, 31))
         assert await town.gate.stop() == 0
         await town.gate.start()
         collector = Collector(town.redis)
@@ -90,7 +90,7 @@ async def test_books_arrive_once_each(tmp_path, engine) -> None:
 
 @pytest.mark.parametrize("workers", ["1", "3"])
 async def test_killing_the_gate_loses_no_finished_request(tmp_path, engine, workers: str) -> None:
-    """Kill -9 under load, thrice: what a client got whole is in the books, once."""
+    """Kill -9 under load, thrice: what a client got whole is in the usage records, once."""
     async with running_town(tmp_path, engine, MM_GATE_WORKERS=workers) as town:
         collector = Collector(town.redis)
         async with load(town) as (finished, _):
@@ -106,7 +106,7 @@ async def test_killing_the_gate_loses_no_finished_request(tmp_path, engine, work
 
 @pytest.mark.parametrize("keeps", [True, False], ids=["with its data", "having lost everything"])
 async def test_killing_the_broker_loses_nothing(tmp_path, engine, *, keeps: bool) -> None:
-    """The gate answers throughout; the books are whole after the broker is back."""
+    """The gate answers throughout; the usage records are complete after the broker is back."""
     async with running_town(tmp_path, engine) as town:
         collector = Collector(town.redis)
         async with load(town) as (finished, failures):
@@ -126,11 +126,11 @@ async def test_killing_the_broker_loses_nothing(tmp_path, engine, *, keeps: bool
                 await town.broker.start()
         assert failures == []
         await collector.until_all(finished)
-        assert set(finished) == set(collector.books)
+        assert set(finished) == set(collector.recorded)
 
 
 async def test_one_of_several_workers_dies_and_is_replaced(tmp_path, engine) -> None:
-    """The others go on; the dead one's books are adopted."""
+    """The others go on; the dead one's usage records are adopted."""
     async with running_town(tmp_path, engine, MM_GATE_WORKERS="2") as town:
         answers = [await ask(town.gate.port, CHAT, BODY, key=town.key.text) for _ in range(20)]
         doomed, other = workers_of(town.gate.process.pid)
@@ -189,7 +189,7 @@ def can_listen(port: int) -> bool:
 
 
 async def test_alone_it_serves_on_and_starts_again(tmp_path, engine) -> None:
-    """No broker, no panel: requests go on, a restart serves from the disk, books come later."""
+    """No broker, no panel: requests go on, a restart serves from the disk, usage records come later."""
     async with running_town(tmp_path, engine) as town:
         async with asyncio.timeout(PATIENCE_S):
             while not (tmp_path / "gate" / KEPT).exists():
@@ -278,7 +278,7 @@ async def test_told_to_stop_it_lets_streams_finish(tmp_path, engine) -> None:
 
 
 async def test_presence_tells_what_an_activation_needs(tmp_path, engine) -> None:
-    """Version and in-flight counts, told when a snapshot comes and when a generation has drained.
+    """Version and in-request counts, told when a snapshot comes and when a generation has drained.
 
     The timers are off: it is told because it happens, not because a second has passed.
     """

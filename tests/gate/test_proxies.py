@@ -93,5 +93,5 @@ async def test_a_client_that_leaves_is_noticed_through_it(house: House, proxied:
         await client.head()
         await client.chunk()
     await asyncio.wait_for(house.engine.calls[0].gone.wait(), PATIENCE_S)
-    await house.until(lambda: house.books)
-    assert house.books[0].outcome == "cancelled"
+    await house.until(lambda: house.recorded)
+    assert house.recorded[0].outcome == "cancelled"

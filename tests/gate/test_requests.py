@@ -1,4 +1,4 @@
-"""Plain requests: surface, keys, headers, errors, books."""
+"""Plain requests: endpoints, keys, headers, errors, usage records."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 from mmadmin.core.access import engine_secret, new_key
 from mmadmin.gate import upstream
-from mmadmin.gate.surface import POSTS
+from mmadmin.gate.endpoints import POSTS
 from tests.gate.house import MASTER, MODEL, PATIENCE_S, PEPPER, House
 from tests.gate.raw import RawClient, ask
 from tests.gate.stub import ANSWER
@@ -26,14 +26,14 @@ def chat(**more) -> dict:
     return {"model": MODEL, "messages": [{"role": "user", "content": "17 * 23?"}], **more}
 
 
-async def test_a_completion_goes_through_and_into_the_books(house: House) -> None:
+async def test_a_completion_goes_through_and_into_the_usage_records(house: House) -> None:
     """The engine's bytes arrive unchanged, marked, and its token counts are booked."""
     answer = await ask(house.port, CHAT, chat(), key=house.key.text)
     assert answer.status == 200
     assert answer.json == ANSWER
     assert answer.headers["x-mm-generation"] == "small/3"
     assert answer.headers["x-request-id"].startswith("req_")
-    (usage,) = house.books
+    (usage,) = house.recorded
     assert usage.id == answer.headers["x-request-id"]
     assert (usage.prompt_tokens, usage.completion_tokens, usage.exact) == (11, 9, True)
     assert (usage.status, usage.outcome, usage.endpoint) == (200, "ok", "chat")
@@ -171,11 +171,13 @@ async def test_refused_keys_get_one_answer_and_leave_no_trace(house: House, capf
     missing = await ask(house.port, CHAT, chat())
     assert missing.status == 401
     out = capfd.readouterr()
-    traces = repr((out, house.gate.metrics.text(), house.books, [a.headers for a in answers]))
+    traces = repr(
+        (out, house.gate.traffic.metrics.text(), house.recorded, [a.headers for a in answers])
+    )
     for text in (*texts[1:5], house.key.text):
         assert text not in traces
     assert house.engine.calls == []
-    assert house.books == []
+    assert house.recorded == []
 
 
 async def test_expired_and_suspended_keys_are_told_so(house: House) -> None:
@@ -190,14 +192,11 @@ async def test_expired_and_suspended_keys_are_told_so(house: House) -> None:
 
 
 async def test_an_endpoint_outside_the_scope_is_refused(house: House) -> None:
-    """Scopes of endpoints, of the key and of the deployment."""
+    """A key with a list of endpoints may use no others."""
     house.publish(keys=(replace(house.record, endpoints=("embeddings",)),))
     answer = await ask(house.port, CHAT, chat(), key=house.key.text)
     assert (answer.status, answer.json["error"]["code"]) == (403, "endpoint_not_allowed")
-    house.publish(routes=(replace(house.route, endpoints=("embeddings",)),))
-    answer = await ask(house.port, CHAT, chat(), key=house.key.text)
-    assert (answer.status, answer.json["error"]["code"]) == (404, "not_supported")
-    assert [usage.outcome for usage in house.books] == ["refused", "refused"]
+    assert [usage.outcome for usage in house.recorded] == ["refused"]
 
 
 @pytest.mark.parametrize(
@@ -270,11 +269,11 @@ async def test_many_large_bodies_are_bounded(house: House) -> None:
                 headers={"Content-Length": "1000"},
             )
             if number <= 16:  # it is there before the next one comes
-                await house.until(lambda all_=number * 999: house.gate.body_bytes == all_)
+                await house.until(lambda all_=number * 999: house.gate.traffic.body_bytes == all_)
         answer = await asyncio.wait_for(client.answer(), PATIENCE_S)
         assert (answer.status, answer.json["error"]["code"]) == (503, "overloaded")
-    await house.until(lambda: house.gate.flights == {})
-    assert house.gate.body_bytes == 0
+    await house.until(lambda: house.gate.traffic.requests == {})
+    assert house.gate.traffic.body_bytes == 0
 
 
 async def test_what_is_stopped_answers_503(house: House) -> None:
@@ -290,13 +289,13 @@ async def test_an_engine_that_does_not_listen_is_503(house: House) -> None:
     await house.engine.stop()
     answer = await ask(house.port, CHAT, chat(), key=house.key.text)
     assert (answer.status, answer.json["error"]["code"]) == (503, "model_unavailable")
-    assert house.gate.inflight == {}
-    assert house.gate.turnstiles["small"].running == 0
+    assert house.gate.traffic.inflight == {}
+    assert house.gate.traffic.queues["small"].running == 0
 
 
 @pytest.mark.parametrize("path", sorted(path.decode() for path in POSTS))
 async def test_every_endpoint_arrives_at_its_own_path(house: House, path: str) -> None:
-    """The surface is complete, and books use the scope's name."""
+    """The endpoints are complete, and usage records use the scope's name."""
     body: bytes | dict = {"model": MODEL, "input": "x"}
     headers = {}
     if POSTS[path.encode()].body == "form":
@@ -313,7 +312,7 @@ async def test_every_endpoint_arrives_at_its_own_path(house: House, path: str) -
     if headers:
         assert call.body == body
         assert call.headers["content-type"] == headers["Content-Type"]
-    assert house.books[0].endpoint == POSTS[path.encode()].name
+    assert house.recorded[0].endpoint == POSTS[path.encode()].name
 
 
 async def test_tokenize_finds_the_only_model(house: House) -> None:
@@ -362,7 +361,9 @@ async def test_engine_refusals_are_translated(house: House, status, body, want, 
         assert answer.json["error"]["message"]
         assert set(answer.json["error"]) == {"message", "type", "param", "code"}
         assert "www-authenticate" not in answer.headers
-    assert [usage.outcome for usage in house.books] == ["failed" if want >= 500 else "refused"] * 2
+    assert [usage.outcome for usage in house.recorded] == [
+        "failed" if want >= 500 else "refused"
+    ] * 2
     assert house.engine.connections <= 2
 
 
@@ -372,7 +373,7 @@ async def test_template_refusals_are_counted(house: House) -> None:
     house.engine.script = lambda call: call.answer(body, 500)
     answer = await ask(house.port, CHAT, chat(), key=house.key.text)
     assert answer.json["error"]["message"] == "no"
-    text = house.gate.metrics.text().decode()
+    text = house.gate.traffic.metrics.text().decode()
     assert 'mm_gate_template_refusals_total{deployment="small",worker="0"} 1.0' in text
 
 
@@ -402,7 +403,7 @@ async def test_a_compressed_answer_passes_as_it_is_and_is_still_booked(house: Ho
     assert answer.headers["content-encoding"] == "gzip"
     assert answer.headers["content-length"] == str(len(packed))
     assert gzip.decompress(answer.body) == json.dumps(ANSWER).encode()
-    assert house.books[0].completion_tokens == 9
+    assert house.recorded[0].completion_tokens == 9
 
 
 async def test_a_compressed_401_of_the_engine_is_not_the_clients(house: House) -> None:
@@ -443,7 +444,7 @@ async def test_a_kept_connection_that_the_engine_closed_costs_nothing(house: Hou
     for _ in range(2):
         answer = await ask(house.port, CHAT, chat(), key=house.key.text)
         assert answer.status == 200
-    assert len(house.books) == 2
+    assert len(house.recorded) == 2
 
 
 async def test_an_engine_that_dies_before_its_head_is_502(house: House) -> None:
@@ -456,7 +457,7 @@ async def test_an_engine_that_dies_before_its_head_is_502(house: House) -> None:
     answer = await ask(house.port, CHAT, chat(), key=house.key.text)
     assert (answer.status, answer.json["error"]["code"]) == (502, "upstream_error")
     assert len(house.engine.calls) == 1
-    assert house.books[0].outcome == "failed"
+    assert house.recorded[0].outcome == "failed"
 
 
 async def test_an_answer_cut_short_is_502(house: House) -> None:
@@ -470,8 +471,8 @@ async def test_an_answer_cut_short_is_502(house: House) -> None:
     house.engine.script = script
     answer = await ask(house.port, CHAT, chat(), key=house.key.text)
     assert answer.status == 502
-    assert house.books[0].outcome == "failed"
-    assert house.books[0].exact is False
+    assert house.recorded[0].outcome == "failed"
+    assert house.recorded[0].exact is False
 
 
 async def test_requests_of_one_client_connection_follow_each_other(

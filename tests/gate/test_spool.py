@@ -79,7 +79,7 @@ async def test_thousands_of_a_dead_worker_are_delivered_whole(tmp_path, client) 
     courier, collector = Courier(client, tmp_path, living), Collector(client)
     fill(living, 700, from_=5000)
     await settle(courier, collector, rounds=30)
-    assert len(collector.books) == collector.events == 2700
+    assert len(collector.recorded) == collector.events == 2700
     assert not dead.folder.exists()
     assert courier.undelivered == 0
     living.close()
@@ -100,7 +100,7 @@ async def test_what_the_stream_lost_is_sent_again(tmp_path, client) -> None:
         await courier.step()
     await client.flushall()
     await settle(courier, collector, rounds=20)
-    assert len(collector.books) == 2100
+    assert len(collector.recorded) == 2100
     assert courier.undelivered == 0
     assert len(segments(spool.folder)) == 1
     spool.close()
@@ -117,13 +117,13 @@ async def test_a_living_workers_folder_is_left_alone(tmp_path, client) -> None:
         for courier in couriers:
             await courier.step()
         await collector.collect()
-    assert collector.events == len(collector.books) == 7
+    assert collector.events == len(collector.recorded) == 7
     one.close()
     two.close()
 
 
 async def test_a_damaged_line_holds_nobody_up(tmp_path, client) -> None:
-    """The books show that something was there, and what follows arrives."""
+    """The usage records show that something was there, and what follows arrives."""
     dead = Spool(tmp_path)
     fill(dead, 3)
     dead.close()
@@ -133,7 +133,7 @@ async def test_a_damaged_line_holds_nobody_up(tmp_path, client) -> None:
     living = Spool(tmp_path)
     courier, collector = Courier(client, tmp_path, living), Collector(client)
     await settle(courier, collector)
-    assert sorted(collector.books) == [f"damaged-{dead.id}-2", "r0", "r2"]
+    assert sorted(collector.recorded) == [f"damaged-{dead.id}-2", "r0", "r2"]
     assert not dead.folder.exists()
     living.close()
 
@@ -156,6 +156,6 @@ async def test_a_full_disk_loses_nothing_that_fits_later(tmp_path, client, monke
     fill(spool, 1, from_=4)
     courier, collector = Courier(client, tmp_path, spool), Collector(client)
     await settle(courier, collector)
-    assert sorted(collector.books) == ["r0", "r1", "r2", "r3", "r4"]
+    assert sorted(collector.recorded) == ["r0", "r1", "r2", "r3", "r4"]
     assert courier.undelivered == 0
     spool.close()

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mmadmin.gate.meter import Tokens, tokens_of_answer, tokens_of_events
 from mmadmin.gate.sse import SseTap
+from mmadmin.gate.tokens import Tokens, tokens_of_answer, tokens_of_events
 from tests.gate.stub import DONE, FINISH, USAGE, delta
 
 TEXT = delta("é 北 😸").replace(b"\\u00e9", "é".encode())

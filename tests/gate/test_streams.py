@@ -37,14 +37,14 @@ def writes(pieces, *, end: bool = True):
 
 
 async def test_usage_is_asked_for_and_not_leaked(house: House) -> None:
-    """The client sees the engine's bytes less the one event; the books have the numbers."""
+    """The client sees the engine's bytes less the one event; the usage record has the numbers."""
     answer = await ask(house.port, CHAT, chat(), key=house.key.text)
     assert answer.body == delta("17") + delta(" times") + delta(" 23") + FINISH + DONE
     assert answer.headers["content-type"].startswith("text/event-stream")
     assert "content-encoding" not in answer.headers
     assert answer.headers["x-accel-buffering"] == "no"
     assert house.engine.calls[0].json["stream_options"] == {"include_usage": True}
-    (usage,) = house.books
+    (usage,) = house.recorded
     assert (usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens) == (11, 3, 5)
     assert (usage.exact, usage.streamed, usage.tokens_per_s_milli) == (True, True, 12_500)
 
@@ -65,7 +65,7 @@ async def test_usage_reaches_those_who_ask(house: House, options, *, hidden: boo
     assert (USAGE in answer.body) == (not hidden)
     sent = house.engine.calls[0].json["stream_options"]
     assert sent == {**(options or {}), "include_usage": True}
-    assert house.books[0].completion_tokens == 3
+    assert house.recorded[0].completion_tokens == 3
 
 
 async def test_split_at_every_byte_over_the_wire(house: House) -> None:
@@ -79,8 +79,8 @@ async def test_split_at_every_byte_over_the_wire(house: House) -> None:
             await client.send(CHAT, chat(), key=house.key.text)
             answer = await client.answer()
             assert answer.body == want, f"cut at {at}"
-    assert all(usage.completion_tokens == 3 for usage in house.books)
-    assert len(house.books) == len(stream) - 1
+    assert all(usage.completion_tokens == 3 for usage in house.recorded)
+    assert len(house.recorded) == len(stream) - 1
 
 
 async def test_single_bytes_arrive_whole(house: House) -> None:
@@ -139,7 +139,7 @@ async def _writing(call: Call) -> None:
 async def test_a_client_that_leaves_frees_the_engine(
     house: House, script, wait_for: str, how: str, *, streamed: bool
 ) -> None:
-    """The engine's connection closes, the slot is free, the books have the request.
+    """The engine's connection closes, the slot is free, the usage record has the request.
 
     Not because anything was written to the client in vain: this gate breaks no silence.
     """
@@ -159,18 +159,18 @@ async def test_a_client_that_leaves_frees_the_engine(
         client.writer.close()
     (call,) = house.engine.calls
     await asyncio.wait_for(call.gone.wait(), PATIENCE_S)
-    await house.until(lambda: house.books)
-    (usage,) = house.books
+    await house.until(lambda: house.recorded)
+    (usage,) = house.recorded
     assert (usage.status, usage.outcome, usage.exact) == (499, "cancelled", False)
     assert usage.prompt_tokens > 0
     assert (usage.completion_tokens > 0) == (wait_for == "chunk")
-    assert house.gate.inflight == {}
-    assert house.gate.turnstiles["small"].running == 0
-    assert house.gate.flights == {}
+    assert house.gate.traffic.inflight == {}
+    assert house.gate.traffic.queues["small"].running == 0
+    assert house.gate.traffic.requests == {}
 
 
 async def test_leaving_before_the_usage_event_is_no_discount(house: House) -> None:
-    """Twenty deltas taken, usage not waited for: twenty tokens in the books, marked estimated."""
+    """Twenty deltas taken, usage not waited for: twenty tokens in the usage records, marked estimated."""
     more = asyncio.Event()
 
     async def script(call: Call) -> None:
@@ -186,9 +186,9 @@ async def test_leaving_before_the_usage_event_is_no_discount(house: House) -> No
         received = b""
         while received.count(b"\n\n") < 20:
             received += await client.chunk()
-    await house.until(lambda: house.books)
+    await house.until(lambda: house.recorded)
     more.set()
-    (usage,) = house.books
+    (usage,) = house.recorded
     assert (usage.completion_tokens, usage.exact, usage.outcome) == (20, False, "cancelled")
 
 
@@ -233,7 +233,7 @@ async def test_an_engine_that_dies_in_mid_stream_is_told_in_the_stream(
     assert b"[DONE]" not in answer.body
     assert b"HTTP/1.1" not in answer.body
     assert b'"finish_reason":"' not in answer.body
-    (usage,) = house.books
+    (usage,) = house.recorded
     assert (usage.outcome, usage.exact, usage.completion_tokens) == ("failed", False, 3)
 
 
@@ -248,7 +248,7 @@ async def test_a_stream_framed_by_closing_is_whole_when_it_says_so(house: House)
     house.engine.script = script
     answer = await ask(house.port, CHAT, chat(), key=house.key.text)
     assert answer.body == delta("a") + DONE
-    assert house.books[0].outcome == "ok"
+    assert house.recorded[0].outcome == "ok"
 
 
 async def test_an_error_that_the_engine_streams_is_booked_as_failed(house: House) -> None:
@@ -257,7 +257,7 @@ async def test_an_error_that_the_engine_streams_is_booked_as_failed(house: House
     house.engine.script = writes([delta("a"), error])
     answer = await ask(house.port, CHAT, chat(), key=house.key.text)
     assert answer.body == delta("a") + error
-    assert house.books[0].outcome == "failed"
+    assert house.recorded[0].outcome == "failed"
 
 
 async def read_until(client: RawClient, wanted: bytes, times: int = 1) -> bytes:
@@ -361,8 +361,8 @@ async def test_a_slow_reader_does_not_fill_the_gate(house: House) -> None:
             last = sent
             await asyncio.sleep(0.3)
             assert sent < 32 * 1024 * 1024, "the engine was read on and on"
-    await house.until(lambda: house.books)
-    assert house.gate.flights == {}
+    await house.until(lambda: house.recorded)
+    assert house.gate.traffic.requests == {}
 
 
 async def test_a_revoked_key_ends_its_streams_at_once(house: House) -> None:
@@ -387,7 +387,7 @@ async def test_a_revoked_key_ends_its_streams_at_once(house: House) -> None:
         assert await neighbour.chunk() == DONE
     last = received.split(b"\n\n")[-2]
     assert json.loads(last.removeprefix(b"data: "))["error"]["code"] == "invalid_api_key"
-    assert house.books[0].outcome == "cancelled"
+    assert house.recorded[0].outcome == "cancelled"
 
 
 async def test_a_request_that_takes_too_long_is_ended(tmp_path, engine) -> None:
@@ -399,7 +399,7 @@ async def test_a_request_that_takes_too_long_is_ended(tmp_path, engine) -> None:
         answer = await ask(house.port, CHAT, chat(stream=False), key=house.key.text)
         assert (answer.status, answer.json["error"]["code"]) == (504, "deadline_exceeded")
         await asyncio.wait_for(engine.calls[0].gone.wait(), PATIENCE_S)
-        assert house.books[0].outcome == "failed"
+        assert house.recorded[0].outcome == "failed"
 
 
 @pytest.mark.parametrize(("within_s", "ends_well"), [(PATIENCE_S, True), (0.1, False)])
@@ -414,7 +414,7 @@ async def test_a_gate_that_stops_lets_streams_finish(
     client = RawClient(0)
 
     async def when_it_stops() -> None:
-        await house.until(lambda: house.gate.stopping)
+        await house.until(lambda: house.gate.traffic.stopping)
         if ends_well:
             go_on.set()
 
@@ -434,4 +434,4 @@ async def test_a_gate_that_stops_lets_streams_finish(
         assert json.loads(last.removeprefix(b"data: "))["error"]["code"] == "stopping"
     assert await client.chunk() == b""
     client.writer.close()
-    assert [usage.outcome for usage in house.books] == ["ok" if ends_well else "failed"]
+    assert [usage.outcome for usage in house.recorded] == ["ok" if ends_well else "failed"]

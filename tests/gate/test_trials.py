@@ -1,4 +1,4 @@
-"""A generation on trial: who may ask it, which generation answers, whose books, how it ends."""
+"""A generation on trial: who may ask it, which generation answers, whose usage, how it ends."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def players(house: House) -> KeyRecord:
 
 
 async def test_both_generations_answer_side_by_side(house: House, other: StubEngine) -> None:
-    """Each name reaches its own engine; the mark and the books say which generation it was."""
+    """Each name reaches its own engine; the header and the usage records say which generation it was."""
     house.engine.script, other.script = says("three"), says("four")
     house.publish(keys=[players(house)], trials=[trial_route(house, other)])
     live, tried = await asyncio.gather(
@@ -72,7 +72,7 @@ async def test_both_generations_answer_side_by_side(house: House, other: StubEng
     )
     assert live.json["choices"] == [{"message": "three"}]
     assert tried.json["choices"] == [{"message": "four"}]
-    booked = {(usage.deployment, usage.generation, usage.outcome) for usage in house.books}
+    booked = {(usage.deployment, usage.generation, usage.outcome) for usage in house.recorded}
     assert booked == {("small", 3, "ok"), ("small", 4, "ok")}
 
 
@@ -141,10 +141,10 @@ async def test_a_busy_trial_holds_up_no_live_request(house: House, other: StubEn
     house.publish(keys=[players(house)], trials=[trial_route(house, other, slots=1)])
     first = asyncio.create_task(ask(house.port, CHAT, chat(TRIAL), key=house.key.text))
     second = asyncio.create_task(ask(house.port, CHAT, chat(TRIAL), key=house.key.text))
-    await house.until(lambda: house.gate.turnstiles[TRIAL].waiting == 1)
+    await house.until(lambda: house.gate.traffic.queues[TRIAL].waiting == 1)
     live = await ask(house.port, CHAT, chat(MODEL), key=house.key.text)
     assert live.status == 200
-    assert (len(other.calls), house.gate.turnstiles["small"].waiting) == (1, 0)
+    assert (len(other.calls), house.gate.traffic.queues["small"].waiting) == (1, 0)
     release.set()
     assert [(await first).status, (await second).status] == [200, 200]
 
@@ -162,18 +162,18 @@ async def test_the_end_of_a_trial_lets_its_requests_finish(house: House, other: 
     at_engine = asyncio.create_task(ask(house.port, CHAT, chat(TRIAL), key=house.key.text))
     await house.until(lambda: other.calls)
     waiting = asyncio.create_task(ask(house.port, CHAT, chat(TRIAL), key=house.key.text))
-    await house.until(lambda: house.gate.turnstiles[TRIAL].waiting == 1)
+    await house.until(lambda: house.gate.traffic.queues[TRIAL].waiting == 1)
     house.publish(keys=[players(house)])
     refused = await waiting
     assert (refused.status, refused.json["error"]["code"]) == (503, "model_unavailable")
     late = await ask(house.port, CHAT, chat(TRIAL), key=house.key.text)
     assert late.status == 404
-    assert house.gate.inflight == {TRIAL: 1}
+    assert house.gate.traffic.inflight == {TRIAL: 1}
     release.set()
     assert (await at_engine).status == 200
     house.publish(keys=[players(house)])
-    assert set(house.gate.turnstiles) == {"small"}
-    assert house.gate.inflight == {}
+    assert set(house.gate.traffic.queues) == {"small"}
+    assert house.gate.traffic.inflight == {}
 
 
 async def test_a_stream_of_a_trial_is_marked(house: House, other: StubEngine) -> None:

@@ -11,7 +11,7 @@ def said(running: int, waiting: int, speed: float) -> str:
     """One gate worker's word."""
     rate = {"deployment": "smol", "key": "k", "completion_tokens_per_s": speed}
     line = {"running": running, "waiting": waiting, "slots": 4}
-    return json.dumps({"rates": [rate, rate], "lines": {"smol": line}, "requests": []})
+    return json.dumps({"rates": [rate, rate], "queues": {"smol": line}, "requests": []})
 
 
 def test_gates_are_added_up() -> None:

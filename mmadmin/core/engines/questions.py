@@ -17,9 +17,11 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from mmadmin.core.build.recipe import Json
+from mmadmin.core.snapshot import ErrorPatterns
 
 UNREADABLE = (ValueError, LookupError, TypeError, AttributeError)
 Body = Mapping[str, Json]
+NO_PATTERNS = ErrorPatterns()
 T_co = TypeVar("T_co", covariant=True)
 
 
@@ -82,6 +84,8 @@ class Questions:
     served_names: Question[Sequence[str]]
     error_message: Callable[[str], str]
     """The message in the body of a refusal."""
+    error_patterns: ErrorPatterns = NO_PATTERNS
+    """How it words the errors that a client should see as errors of its request."""
     guarded: Guarded | None = None
     model_file: Question[str] | None = None
     context: Question[Context] | None = None

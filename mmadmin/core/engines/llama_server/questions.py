@@ -17,6 +17,7 @@ from mmadmin.core.engines.questions import (
     Rendering,
     Speed,
 )
+from mmadmin.core.snapshot import ErrorPatterns
 
 MILLI = 1000
 PROPERTIES = "/props"
@@ -104,6 +105,15 @@ QUESTIONS = Questions(
     health=Health("/health"),
     served_names=Question("/v1/models", _served_names),
     error_message=_error_message,
+    error_patterns=ErrorPatterns(
+        template="Jinja Exception: ",
+        no_input=r"(image|audio|video) input is not supported",
+        request=(
+            r"Failed to (?:parse (?:messages|tools|tool call)|load image|download image"
+            r"|tokenize prompt)|Unsupported param|Only no echo|Invalid base64"
+            r"|Cannot (?:use both|specify)|Multimodal data provided|[\"']\w+[\"'] is required"
+        ),
+    ),
     guarded=Guarded(PROPERTIES),
     model_file=Question(PROPERTIES, _model_file),
     context=Question(PROPERTIES, _context),

@@ -1,4 +1,4 @@
-"""The turnstile: capacity, fairness, bounds, hold; first alone, then over sockets."""
+"""The queue: capacity, fairness, bounds, hold; first alone, then over sockets."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from mmadmin.core.access import new_key
 from mmadmin.core.snapshot import ReplicaRoute
-from mmadmin.gate.turnstile import Full, Ticket, Turnstile
+from mmadmin.gate.queue import Place, Queue, QueueFull
 from tests.gate.house import MODEL, PATIENCE_S, PEPPER, House
 from tests.gate.raw import RawClient, ask
 from tests.gate.stub import ANSWER, Call, StubEngine, chat_answer
@@ -22,44 +22,44 @@ CHAT = "/v1/chat/completions"
 BODY = {"model": MODEL, "messages": []}
 
 
-def join(stile: Turnstile, key: str, order: list[str]) -> Ticket:
+def join(queue: Queue, key: str, order: list[str]) -> Place:
     """Join the line; the order of admission is written down."""
-    ticket = Ticket(key, lambda: order.append(key))
-    stile.wait(ticket)
-    return ticket
+    place = Place(key, lambda: order.append(key))
+    queue.wait(place)
+    return place
 
 
 def test_keys_take_turns() -> None:
     """A key with many requests delays another by one."""
-    stile, order = Turnstile(capacity=1, limit=100), []
-    assert stile.try_pass()
+    queue, order = Queue(capacity=1, limit=100), []
+    assert queue.try_enter()
     for key in "aaaa":
-        join(stile, key, order)
+        join(queue, key, order)
     for key in "bbc":
-        join(stile, key, order)
+        join(queue, key, order)
     for _ in range(7):
-        stile.leave()
+        queue.leave()
     assert order == ["a", "b", "c", "a", "b", "a", "a"]
 
 
 def test_the_line_is_bounded_and_positions_are_told() -> None:
     """One more than may wait is refused; those who give up make room."""
-    stile = Turnstile(capacity=0, limit=2)
-    first, second = join(stile, "a", []), join(stile, "b", [])
+    queue = Queue(capacity=0, limit=2)
+    first, second = join(queue, "a", []), join(queue, "b", [])
     assert (first.position, second.position) == (1, 2)
-    with pytest.raises(Full):
-        join(stile, "c", [])
-    stile.give_up(first)
-    assert join(stile, "c", []).position == 2
+    with pytest.raises(QueueFull):
+        join(queue, "c", [])
+    queue.give_up(first)
+    assert join(queue, "c", []).position == 2
 
 
 def test_nobody_passes_the_line() -> None:
     """A newcomer does not overtake those who wait, even when there is room for a moment."""
-    stile = Turnstile(capacity=1, limit=5)
-    stile.open = False
-    join(stile, "a", [])
-    stile.open = True
-    assert not stile.try_pass()
+    queue = Queue(capacity=1, limit=5)
+    queue.open = False
+    join(queue, "a", [])
+    queue.open = True
+    assert not queue.try_enter()
 
 
 @given(
@@ -71,33 +71,33 @@ def test_nobody_passes_the_line() -> None:
 )
 def test_the_counts_hold_whatever_happens(steps, capacity: int) -> None:
     """Never more than the capacity, never a lost place, nobody waits while there is room."""
-    stile = Turnstile(capacity=capacity, limit=4)
-    tickets: list[Ticket] = []
+    queue = Queue(capacity=capacity, limit=4)
+    places: list[Place] = []
     straight = 0
     for step, number in steps:
         if step == "come":
-            if stile.try_pass():
+            if queue.try_enter():
                 straight += 1
             else:
-                ticket = Ticket(str(number), lambda: None)
+                place = Place(str(number), lambda: None)
                 try:
-                    stile.wait(ticket)
-                except Full:
-                    assert stile.waiting == 4
+                    queue.wait(place)
+                except QueueFull:
+                    assert queue.waiting == 4
                 else:
-                    tickets.append(ticket)
+                    places.append(place)
         elif step == "leave" and straight:
             straight -= 1
-            stile.leave()
-        elif step == "give up" and tickets:
-            stile.give_up(tickets.pop(number % len(tickets)))
+            queue.leave()
+        elif step == "give up" and places:
+            queue.give_up(places.pop(number % len(places)))
         elif step in ("hold", "open"):
-            stile.open = step == "open"
-            stile.pump()
-        waiting = [ticket for ticket in tickets if not ticket.admitted]
-        assert stile.waiting == len(waiting)
-        assert stile.running == straight + len(tickets) - len(waiting) <= capacity
-        assert not (stile.open and stile.waiting and stile.running < capacity)
+            queue.open = step == "open"
+            queue.admit_waiting()
+        waiting = [place for place in places if not place.admitted]
+        assert queue.waiting == len(waiting)
+        assert queue.running == straight + len(places) - len(waiting) <= capacity
+        assert not (queue.open and queue.waiting and queue.running < capacity)
 
 
 class Held:
@@ -127,7 +127,7 @@ async def test_the_engine_gets_as_many_as_it_has_slots(house: House) -> None:
     asked = [
         asyncio.create_task(ask(house.port, CHAT, BODY, key=house.key.text)) for _ in range(12)
     ]
-    await house.until(lambda: (held.now, house.gate.turnstiles["small"].waiting) == (4, 8))
+    await house.until(lambda: (held.now, house.gate.traffic.queues["small"].waiting) == (4, 8))
     await asyncio.sleep(0.2)
     held.let_go(12)
     answers = await asyncio.gather(*asked)
@@ -135,7 +135,7 @@ async def test_the_engine_gets_as_many_as_it_has_slots(house: House) -> None:
     assert held.most == 4
     positions = sorted(int(a.headers.get("x-mm-queue-position", 0)) for a in answers)
     assert positions == [0] * 4 + list(range(1, 9))
-    assert sum(usage.queue_ms >= 150 for usage in house.books) == 8
+    assert sum(usage.queue_ms >= 150 for usage in house.recorded) == 8
 
 
 async def test_cheap_endpoints_do_not_wait(house: House) -> None:
@@ -149,7 +149,7 @@ async def test_cheap_endpoints_do_not_wait(house: House) -> None:
 
     house.engine.script = script
     busy = [asyncio.create_task(ask(house.port, CHAT, BODY, key=house.key.text)) for _ in range(5)]
-    await house.until(lambda: house.gate.turnstiles["small"].waiting == 1)
+    await house.until(lambda: house.gate.traffic.queues["small"].waiting == 1)
     answer = await ask(house.port, "/tokenize", {"model": MODEL}, key=house.key.text)
     assert answer.status == 200
     release.set()
@@ -165,19 +165,14 @@ async def test_a_full_line_is_429(house: House) -> None:
         await call.answer(ANSWER)
 
     house.engine.script = script
+    house.gate.traffic.settings = replace(house.settings, queue_limit=1)
     house.publish(
-        routes=(
-            replace(
-                house.route,
-                queue_limit=1,
-                replicas=(replace(house.route.replicas[0], slots=1),),
-            ),
-        )
+        routes=(replace(house.route, replicas=(replace(house.route.replicas[0], slots=1),)),)
     )
     waiting = [
         asyncio.create_task(ask(house.port, CHAT, BODY, key=house.key.text)) for _ in range(2)
     ]
-    await house.until(lambda: house.gate.turnstiles["small"].waiting == 1)
+    await house.until(lambda: house.gate.traffic.queues["small"].waiting == 1)
     answer = await ask(house.port, CHAT, BODY, key=house.key.text)
     assert (answer.status, answer.json["error"]["code"]) == (429, "queue_full")
     assert answer.json["error"]["type"] == "rate_limit_error"
@@ -199,13 +194,13 @@ async def test_leaving_the_line_frees_the_place(house: House) -> None:
     await house.until(lambda: len(house.engine.calls) == 4)
     async with RawClient(house.port) as client:
         await client.send(CHAT, BODY, key=house.key.text)
-        await house.until(lambda: house.gate.turnstiles["small"].waiting == 1)
-    await house.until(lambda: house.gate.turnstiles["small"].waiting == 0)
+        await house.until(lambda: house.gate.traffic.queues["small"].waiting == 1)
+    await house.until(lambda: house.gate.traffic.queues["small"].waiting == 0)
     release.set()
     await asyncio.gather(*busy)
     assert len(house.engine.calls) == 4
-    assert house.books[0].outcome == "cancelled"
-    assert house.books[0].prompt_tokens == 0
+    assert house.recorded[0].outcome == "cancelled"
+    assert house.recorded[0].prompt_tokens == 0
 
 
 async def test_waiting_too_long_is_told(tmp_path, engine) -> None:
@@ -248,7 +243,7 @@ async def test_a_hold_keeps_requests_for_the_next_generation(house: House, engin
         )
         for number in range(6)
     ]
-    await house.until(lambda: house.gate.turnstiles["small"].waiting == 6)
+    await house.until(lambda: house.gate.traffic.queues["small"].waiting == 6)
     assert engine.calls == []
     models = await ask(house.port, "/v1/models", key=house.key.text, method="GET")
     assert [card["id"] for card in models.json["data"]] == [MODEL]
@@ -265,7 +260,7 @@ async def test_a_hold_keeps_requests_for_the_next_generation(house: House, engin
     )
     answers = await asyncio.gather(*held)
     assert {(a.status, a.headers["x-mm-generation"]) for a in answers} == {(200, "small/4")}
-    assert {usage.generation for usage in house.books} == {4}
+    assert {usage.generation for usage in house.recorded} == {4}
 
 
 async def test_a_hold_is_for_every_endpoint(house: House, engine) -> None:
@@ -275,7 +270,7 @@ async def test_a_hold_is_for_every_endpoint(house: House, engine) -> None:
     request = asyncio.create_task(
         ask(house.port, "/tokenize", {"model": MODEL}, key=house.key.text)
     )
-    await house.until(lambda: house.gate.turnstiles["small"].waiting == 1)
+    await house.until(lambda: house.gate.traffic.queues["small"].waiting == 1)
     house.publish()
     assert (await request).status == 200
 
@@ -285,7 +280,7 @@ async def test_a_hold_that_comes_between_is_kept(house: House, engine) -> None:
     port = engine.port
     await engine.stop()
     request = asyncio.create_task(ask(house.port, CHAT, BODY, key=house.key.text))
-    await house.until(lambda: house.gate.turnstiles["small"].running == 1)
+    await house.until(lambda: house.gate.traffic.queues["small"].running == 1)
     held = replace(house.route, mode="hold", hold_until=int(time.time()) + 60)
     house.publish(routes=(held,))
     await asyncio.sleep(1.0)
@@ -314,14 +309,14 @@ async def test_a_stream_that_was_held_does_not_name_the_wrong_generation(tmp_pat
             while data := await client.chunk():
                 last = data
         assert last.endswith(b"data: [DONE]\n\n")
-        assert house.books[0].generation == 4
+        assert house.recorded[0].generation == 4
 
 
 async def test_a_hold_that_ends_in_nothing_is_told(house: House) -> None:
     """Closed while requests wait: 503 at once."""
     house.publish(routes=(replace(house.route, mode="hold", hold_until=int(time.time()) + 60),))
     held = asyncio.create_task(ask(house.port, CHAT, BODY, key=house.key.text))
-    await house.until(lambda: house.gate.turnstiles["small"].waiting == 1)
+    await house.until(lambda: house.gate.traffic.queues["small"].waiting == 1)
     house.publish(routes=(replace(house.route, mode="closed"),))
     answer = await asyncio.wait_for(held, PATIENCE_S)
     assert (answer.status, answer.json["error"]["code"]) == (503, "model_unavailable")
@@ -340,9 +335,9 @@ async def test_keys_are_served_in_turn_over_the_wire(house: House) -> None:
         return asyncio.create_task(ask(house.port, CHAT, body, key=key))
 
     asked = [one("crowd", house.key.text) for _ in range(20)]
-    await house.until(lambda: (held.now, house.gate.turnstiles["small"].waiting) == (4, 16))
+    await house.until(lambda: (held.now, house.gate.traffic.queues["small"].waiting) == (4, 16))
     asked.append(one("single", other.text))
-    await house.until(lambda: house.gate.turnstiles["small"].waiting == 17)
+    await house.until(lambda: house.gate.traffic.queues["small"].waiting == 17)
     held.let_go(4)
     await house.until(lambda: len(house.engine.calls) == 8)
     order = [call.json["user"] for call in house.engine.calls]

@@ -1,4 +1,4 @@
-"""A flight: one request from its first byte to its line in the books."""
+"""One request, from its first byte to its usage record."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from enum import Enum
 from typing import Any
 
 from mmadmin.core.snapshot import KeyRecord, Route
+from mmadmin.gate.endpoints import Endpoint
 from mmadmin.gate.limits import Reservation
-from mmadmin.gate.meter import Tokens
+from mmadmin.gate.queue import Place, Queue
 from mmadmin.gate.sse import SseTap
-from mmadmin.gate.surface import Endpoint
-from mmadmin.gate.turnstile import Ticket, Turnstile
+from mmadmin.gate.tokens import Tokens
 from mmadmin.gate.upstream import Connection, Upstream
 
 
@@ -23,11 +23,15 @@ class Stop(Enum):
     REVOKED = "the key was revoked"
     DEADLINE = "it took too long"
     CLOSED = "the deployment was closed"
-    STOPPING = "the gate stops"
+    STOPPING = "the gate is stopping"
 
 
-class Flight:
-    """What is known of one running request. Owned by the task that serves it."""
+class Request:
+    """What is known of a request so far; owned by the task that serves it.
+
+    Fields stay empty until their stage: a request that is refused early has no route, and one that
+    waits in the queue has no upstream. Code that needs them all works on an `Exchange`.
+    """
 
     __slots__ = (
         "body_bytes",
@@ -42,23 +46,23 @@ class Flight:
         "head_sent",
         "key",
         "last_sent",
+        "limit_headers",
         "model",
         "path",
+        "place",
+        "queue",
         "queued_s",
         "receive",
         "request_id",
         "reservation",
         "route",
         "settled",
-        "standing",
         "started",
         "stopped",
         "streamed",
         "tap",
         "task",
-        "ticket",
         "tokens",
-        "turnstile",
         "upstream",
         "waiter",
         "watcher",
@@ -84,43 +88,49 @@ class Flight:
         self.deadline = 0.0
         self.head_sent = False
         self.receive: Any = None
-        """The client's side, once the body has been read: it then only tells of leaving."""
+        """The client's side, set once the body has been read: then it only reports a disconnect."""
         self.watcher: asyncio.Task[None] | None = None
         self.settled = False
         self.stopped: Stop | None = None
         self.tap: SseTap | None = None
         self.tokens: Tokens | None = None
         self.task: asyncio.Task[Any] | None = None
-        self.turnstile: Turnstile | None = None
-        self.ticket: Ticket | None = None
+        self.queue: Queue | None = None
+        self.place: Place | None = None
         self.upstream: Upstream | None = None
         self.connection: Connection | None = None
         self.waiter: asyncio.Future[None] | None = None
         self.reservation: Reservation | None = None
-        self.standing: list[tuple[bytes, bytes]] = []
+        self.limit_headers: list[tuple[bytes, bytes]] = []
         """Headers that tell the client what is left of its limits."""
 
     @property
     def waiting(self) -> bool:
-        """Whether it stands in the line."""
-        return self.ticket is not None and not self.ticket.admitted
+        """Whether it waits in the queue."""
+        return self.place is not None and not self.place.admitted
 
     @property
     def state(self) -> str:
-        """For people who watch: queued, prefill or answering."""
+        """Shown in `mm top`: queued, prefill or answering."""
         if self.waiting:
             return "queued"
         return "answering" if self.first_at else "prefill"
 
+    def lead_to(self, route: Route) -> None:
+        """Take a route, and the generation that it leads to now."""
+        self.route = route
+        self.generation = route.generation or 0
+        self.generation_uid = route.generation_uid or ""
+
     def wake(self) -> None:
-        """Its turn came, or a comment is due."""
+        """Resume the task that waits in the queue: it was admitted, or a comment is due."""
         if self.waiter is not None and not self.waiter.done():
             self.waiter.set_result(None)
 
-    def poke(self) -> None:
-        """Let the task look around although nothing came."""
+    def wake_for_comment(self) -> None:
+        """Resume the task, wherever it waits, although nothing arrived."""
         if self.connection is not None:
-            self.connection.poke()
+            self.connection.wake_reader()
         else:
             self.wake()
 

@@ -1,4 +1,4 @@
-"""What the gate adds to a request and takes from an answer, besides the bytes that pass."""
+"""What the gate changes in a request, and which headers of a response it passes on."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from typing import Any
 
 import orjson
 
-from mmadmin.gate.flight import Flight
+from mmadmin.core.snapshot import Route
+from mmadmin.gate.endpoints import Endpoint
 from mmadmin.gate.limits import DEFAULT_ANSWER_TOKENS
-from mmadmin.gate.meter import BYTES_A_TOKEN
+from mmadmin.gate.request import Request
+from mmadmin.gate.tokens import BYTES_A_TOKEN
 from mmadmin.gate.upstream import Connection
 
 _OURS = frozenset(
@@ -40,7 +42,7 @@ def with_usage(body: bytes, payload: dict[str, Any]) -> tuple[bytes, bool]:
     """The body that asks for usage, and whether the usage event must be hidden from the client.
 
     The client's bytes stay as they are; the option is put in front of them. Only a client that
-    sent `stream_options` of its own without asking for usage gets its body written anew.
+    sent its own `stream_options` without asking for usage gets a rewritten body.
     """
     options = payload.get("stream_options")
     if options is None and "stream_options" not in payload:
@@ -51,7 +53,7 @@ def with_usage(body: bytes, payload: dict[str, Any]) -> tuple[bytes, bool]:
     if options is None or isinstance(options, dict):
         asked = {**(options or {}), "include_usage": True}
         return orjson.dumps({**payload, "stream_options": asked}), True
-    return body, False  # nonsense: the engine says so in its own words
+    return body, False  # invalid: the engine refuses it
 
 
 def asked_tokens(payload: dict[str, Any]) -> int:
@@ -63,16 +65,16 @@ def asked_tokens(payload: dict[str, Any]) -> int:
     return 0
 
 
-def worst_case(flight: Flight, payload: dict[str, Any]) -> int:
-    """Tokens to reserve: the prompt by its size, the answer by what the client allows."""
-    tokens = max(flight.body_bytes // BYTES_A_TOKEN, 1)
-    if flight.endpoint is not None and flight.endpoint.streams:
+def worst_case(endpoint: Endpoint, route: Route, body_bytes: int, payload: dict[str, Any]) -> int:
+    """Tokens to reserve: the prompt by its size, the response by what the client allows."""
+    tokens = max(body_bytes // BYTES_A_TOKEN, 1)
+    if endpoint.streams:
         tokens += asked_tokens(payload) or DEFAULT_ANSWER_TOKENS
-    limit = flight.route.context_per_slot if flight.route else 0
+    limit = route.context_per_slot
     return min(tokens, limit) if limit else tokens
 
 
-def headers_of(connection: Connection) -> tuple[bytes, list[tuple[bytes, bytes]]]:
+def passed_headers(connection: Connection) -> tuple[bytes, list[tuple[bytes, bytes]]]:
     """The content type, and the headers that pass."""
     kind = b""
     passed: list[tuple[bytes, bytes]] = []
@@ -90,11 +92,11 @@ def headers_of(connection: Connection) -> tuple[bytes, list[tuple[bytes, bytes]]
     return kind, passed
 
 
-def queue_marks(flight: Flight) -> list[tuple[bytes, bytes]]:
-    """Where it stood in the line, and for how long."""
-    if flight.ticket is None:
+def queue_headers(request: Request) -> list[tuple[bytes, bytes]]:
+    """Its position in the queue on arrival, and how long it waited; none when it did not wait."""
+    if request.place is None:
         return []
     return [
-        (b"x-mm-queue-position", str(flight.ticket.position).encode()),
-        (b"x-mm-queue-ms", str(int(flight.queued_s * 1000)).encode()),
+        (b"x-mm-queue-position", str(request.place.position).encode()),
+        (b"x-mm-queue-ms", str(int(request.queued_s * 1000)).encode()),
     ]

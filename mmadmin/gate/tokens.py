@@ -1,4 +1,4 @@
-"""The engine's own numbers: tokens out of an answer's `usage`, whatever the dialect."""
+"""The engine's own token counts, from a response's `usage` in any dialect."""
 
 from __future__ import annotations
 

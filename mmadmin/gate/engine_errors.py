@@ -1,8 +1,9 @@
-"""What an engine's refusal means to a client.
+"""What an engine's error means to a client.
 
 Engines answer errors in shapes of their own, some with the wrong status. The client gets the shape
-of its dialect, the engine's own words where they concern the request, and never the engine's 401,
-which is about the gate's credential and not about the client's.
+of its dialect, the engine's own message where it concerns the request, and never the engine's 401,
+which is about the gate's credential and not about the client's. The route carries the patterns by
+which an engine's errors are recognised.
 """
 
 from __future__ import annotations
@@ -12,40 +13,33 @@ from typing import Any
 
 import orjson
 
+from mmadmin.core.snapshot import ErrorPatterns
 from mmadmin.gate.refusal import Refusal
 
-TEMPLATE_MARK = "Jinja Exception: "
-_CLIENTS_FAULT = re.compile(
-    r"Failed to (?:parse (?:messages|tools|tool call)|load image|download image|tokenize prompt)"
-    r"|Unsupported param|Only no echo|Invalid base64|Cannot (?:use both|specify)"
-    r"|Multimodal data provided|[\"']\w+[\"'] is required"
-)
-"""llama-server says 500 to these; they are about the request."""
-_NO_INPUT = re.compile(r"(image|audio|video) input is not supported")
 _SHOWN = 2000
 """Longest engine message that is passed on, in characters."""
 
 
-def refusal_of_answer(  # noqa: C901, PLR0911 (a table of cases)
-    status: int, headers: list[tuple[bytes, bytes]], body: bytes
+def refusal_of_response(  # noqa: C901, PLR0911 (a table of cases)
+    status: int, headers: list[tuple[bytes, bytes]], body: bytes, patterns: ErrorPatterns
 ) -> Refusal:
-    """The client's error for an engine's answer that is not a success."""
+    """The client's error for an engine's response that is not a success."""
     error = _error_of(body)
     message = _message_of(error, body)[:_SHOWN]
     if status in (401, 403):
         return Refusal(502, "The engine does not accept this gate.", reason="upstream_error")
-    at = message.find(TEMPLATE_MARK)
-    if at >= 0:
-        words = message[at + len(TEMPLATE_MARK) :].strip() or "the chat template refused it"
-        return Refusal(400, words, reason="template_refused", param="messages")
-    if (without := _NO_INPUT.search(message)) is not None:
+    mark = patterns.template
+    if mark and (at := message.find(mark)) >= 0:
+        said = message[at + len(mark) :].strip() or "The chat template rejected the request."
+        return Refusal(400, said, reason="template_refused", param="messages")
+    if patterns.no_input and (without := re.search(patterns.no_input, message)) is not None:
         return Refusal(
             400,
             f"This model does not accept {without[1]} input.",
             reason="input_not_supported",
             param="messages",
         )
-    if status == 500 and _CLIENTS_FAULT.match(message):  # noqa: PLR2004
+    if status == 500 and patterns.request and re.match(patterns.request, message):  # noqa: PLR2004
         return Refusal(400, message)
     kind = error.get("type") if isinstance(error.get("type"), str) else None
     if kind == "exceed_context_size_error" or "context length" in message.lower():
@@ -57,9 +51,9 @@ def refusal_of_answer(  # noqa: C901, PLR0911 (a table of cases)
             reason="model_unavailable",
             retry_after_s=_retry_after(headers) or 5,
         )
-    if status == 404:  # noqa: PLR2004 (the surface allows it, the engine does not have it)
+    if status == 404:  # noqa: PLR2004 (the gate has the endpoint, the engine does not)
         return Refusal(404, "This model does not offer this endpoint.", reason="not_supported")
-    if status == 501:  # noqa: PLR2004 (llama-server: switched off, or the model cannot)
+    if status == 501:  # noqa: PLR2004 (switched off, or the model cannot)
         return Refusal(400, message, reason="not_supported", kind="invalid_request_error")
     if status == 429:  # noqa: PLR2004
         return Refusal(429, message, reason="overloaded", retry_after_s=_retry_after(headers) or 1)
@@ -68,7 +62,7 @@ def refusal_of_answer(  # noqa: C901, PLR0911 (a table of cases)
         code = error.get("code")
         return Refusal(
             status,
-            message or "The engine refused the request.",
+            message or "The engine rejected the request.",
             reason=code if isinstance(code, str) else None,
             param=param if isinstance(param, str) else None,
         )
@@ -80,7 +74,7 @@ def refusal_of_answer(  # noqa: C901, PLR0911 (a table of cases)
 
 
 def _error_of(body: bytes) -> dict[str, Any]:
-    """The error object of llama-server, vLLM or FastAPI; empty when there is none."""
+    """The error object, in any of the usual shapes; empty when there is none."""
     try:
         data = orjson.loads(body)
     except orjson.JSONDecodeError:

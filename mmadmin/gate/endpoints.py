@@ -1,4 +1,4 @@
-"""The surface: what a client may ask for, and nothing else.
+"""The endpoints: what a client may call, and nothing else.
 
 A path is allowed when its raw bytes are one of these names, so there is no normalisation to get
 wrong: `//slots`, `/v1/../props` and percent-encoded spellings match nothing.
@@ -18,7 +18,7 @@ class Endpoint:
     """One thing that an engine can be asked for."""
 
     name: str
-    """The name that key scopes and the books use (`access.ENDPOINTS`)."""
+    """The name that key scopes and usage records use (`access.ENDPOINTS`)."""
     upstream: str
     """The engine's path."""
     dialect: Dialect = "openai"
@@ -60,4 +60,4 @@ MODEL = b"/v1/models/"
 """Followed by one model's name, percent-encoded; never reaches an engine."""
 
 if {endpoint.name for endpoint in _ALL} != set(ENDPOINTS):
-    raise AssertionError("the surface and access.ENDPOINTS differ")
+    raise AssertionError("the endpoints and access.ENDPOINTS differ")
