@@ -3,7 +3,7 @@
 A revision is resolved once to its 40-hex commit; everything else is asked by that commit, so a
 moving branch cannot mix two states. Bytes are fetched by our own downloader and checked against
 the hub's LFS digest (which is the file's sha256). The endpoint comes from `HF_ENDPOINT`, the token
-from `HF_TOKEN` or huggingface_hub's token file; the token is sent to the hub and to nobody else,
+from `HF_TOKEN` or huggingface_hub's token file; the token is sent to the hub only,
 and appears in no message.
 """
 
@@ -51,7 +51,7 @@ CONNECT_TIMEOUT_S = 5.0
 """A hub that is there takes the connection sooner: two lost packets are forgiven."""
 TIMEOUTS = httpx2.Timeout(API_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
 ASKED_BY_A_PERSON = Policy(attempts=2)
-"""Who waits before a screen is told soon; a worker's job tries on."""
+"""A person at a screen gets an answer soon; a worker's job keeps trying."""
 LATER = "try again later, or set HF_TOKEN: known accounts have higher limits"
 SMALL_FILE_LIMIT = 64 << 20
 """Bytes; the hub keeps larger files in LFS, with a digest."""

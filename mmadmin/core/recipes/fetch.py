@@ -137,7 +137,7 @@ class Fetch:
     refers_to_inputs = False
 
     def check(self, params: Params) -> None:
-        """Refuse bad params in words."""
+        """Refuse bad params."""
         _files(params)
 
     def fixed_output(self, params: Params) -> Sequence[FixedFile]:

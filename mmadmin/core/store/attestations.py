@@ -188,7 +188,7 @@ class Trust:
         """Raise `Untrusted` unless enough trusted keys signed the attestation."""
         signers = self.signers(attestation)
         if len(signers) < self.need:
-            given = ", ".join(sorted(attestation.signatures)) or "nobody"
+            given = ", ".join(sorted(attestation.signatures)) or "no one"
             revoked = sorted(self.revoked & set(attestation.signatures))
             raise Untrusted(
                 f"the attestation of {attestation.object[65:]} is signed by {given}; "
