@@ -28,6 +28,7 @@ from mmadmin.core.store.staging import Staging
 from mmadmin.core.store.store import Store
 from mmadmin.core.store.transfers import ALONE_BYTES, Meter, several_at_once
 from mmadmin.core.store.tree import Entry
+from mmadmin.core.store.verify import is_intact
 
 
 @dataclass(slots=True)
@@ -123,7 +124,7 @@ class Substituter:
         return None
 
     def _pull_one(self, name: str, refs: tuple[str, ...], lease: Lease) -> bool:
-        if not self.store.protect(lease, [name]):
+        if not self.store.protect(lease, [name]) and is_intact(self.store, name):
             return True
         found = self._record(name)
         if found is None:

@@ -19,7 +19,14 @@ from mmadmin.core.callbacks import Report, silent
 from mmadmin.core.canonical import canonical, parse
 from mmadmin.core.errors import InvalidDerivation, StoreCorrupt
 from mmadmin.core.store.disk import Disk
-from mmadmin.core.store.files import fsync_path, sealed_mode, stamp, unlink_tree, write_file
+from mmadmin.core.store.files import (
+    fsync_path,
+    is_sealed,
+    sealed_mode,
+    stamp,
+    unlink_tree,
+    write_file,
+)
 from mmadmin.core.store.index import TABLES
 from mmadmin.core.store.locks import REPORT_EVERY_S, Lease, file_lock, lease_in, sweep_leases
 from mmadmin.core.store.reader import Reader
@@ -112,6 +119,9 @@ class Writer(Reader):
         with file_lock(self.layout.lock("gc"), shared=True):
             blob = self.layout.blob(sha256, executable=executable)
             blob.parent.mkdir(exist_ok=True)
+            with suppress(FileNotFoundError):
+                if not is_sealed(blob.stat(), executable=executable):
+                    blob.unlink()  # damaged: this one takes its place
             with suppress(FileExistsError):
                 os.link(path, blob)
                 fsync_path(blob.parent)

@@ -32,6 +32,8 @@ from mmadmin.core.store.binary_cache import (
 )
 from mmadmin.core.store.push import push
 from mmadmin.core.store.substitute import Substituter, substituters_from_json
+from mmadmin.core.store.verify import verify
+from tests.core.store.test_verify import flip
 from tests.core.workshop import Shop, Watch, add, damage, pin, step, tools_for
 from tests.support.caches import Watched, folder_cache
 
@@ -101,6 +103,35 @@ def test_what_was_pushed_is_not_built_again(store: Store, other: Store, cache: W
         ("model", "cached"),
         ("system", "cached"),
     ]
+
+
+def test_a_damaged_object_is_pulled_again(store: Store, other: Store, cache: Watched) -> None:
+    """By a build and by hand: what was found damaged here is replaced by what the cache has."""
+    fill(store, cache, ALICE)
+    substituter = Substituter(other, [cache], TRUST)
+
+    def build() -> str:
+        shop = Shop()
+        done = realise(
+            goal(), other, tools_for, Watch(), recipe_of=shop.recipe_of, substituter=substituter
+        )
+        assert shop.ran == []
+        return done.object
+
+    def spoil() -> str:
+        (model,) = [name for name in other.names() if name.endswith("-model")]
+        flip(other.object_path(model) / "text")
+        assert len(verify(other, contents=True).damaged) == 1
+        return model
+
+    build()
+    spoil()
+    build()
+    assert damage(other) == []
+    model = spoil()
+    with other.lease("t") as lease:
+        assert substituter.pull(model, lease)
+    assert damage(other) == []
 
 
 def test_pushing_puts_attestations_last_and_sends_nothing_twice(
