@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 from mmadmin.core import catalog
 from mmadmin.core.build.derivation import Derivation, thawed, topological
@@ -19,6 +19,9 @@ from mmadmin.core.errors import InvalidDerivation, NotFound, StoreCorrupt
 from mmadmin.core.store import Store
 from mmadmin.core.store.tree import fixed_entries, object_name
 from mmadmin.core.store.verify import is_intact
+
+if TYPE_CHECKING:
+    from mmadmin.core.store.substitute import Substituter  # loads cryptography
 
 FIXED_DOMAIN = "mmadmin-fixed-v1"
 
@@ -44,14 +47,6 @@ class Known:
     """True when another store says, by enough trusted signatures, that it has the object."""
 
 
-class Elsewhere(Protocol):
-    """Other stores (`store.substitute.Substituter`)."""
-
-    def output(self, resolved_key: str) -> str | None:
-        """The object that a step came out as there, as far as that can be trusted."""
-        ...
-
-
 class Outputs:
     """Outputs of derivations as far as they are known: pinned, or recorded under their key.
 
@@ -62,7 +57,7 @@ class Outputs:
         self,
         store: Store,
         recipe_of: RecipeOf = catalog.recipe,
-        elsewhere: Elsewhere | None = None,
+        elsewhere: Substituter | None = None,
     ) -> None:
         self.store = store
         self.recipe_of = recipe_of
@@ -232,7 +227,7 @@ def plan(
     goal: Derivation,
     store: Store,
     recipe_of: RecipeOf = catalog.recipe,
-    elsewhere: Elsewhere | None = None,
+    elsewhere: Substituter | None = None,
 ) -> Plan:
     """What must be done for `goal`; changes nothing.
 
