@@ -135,9 +135,7 @@ def run(chosen: argparse.Namespace, home: Home) -> int:
         f"made a model of {model.stat().st_size / 1e9:.1f} GB in {time.monotonic() - began:.0f} s"
     )
     system = System(
-        engine=engine,
-        model=model,
-        template=None,
+        parts={"engine": engine, "model": model},
         options=replace(spec.serve, flags={"verbosity": 4}),
         engine_kind="llama-server",
         alias="device",
@@ -165,7 +163,7 @@ def build_engine(
         path = chosen.source.resolve()
         archive = LockedFile(path.name, *hash_file(path), PathSource(str(path)))
     unused = LockedFile("model.gguf", "0" * 64, 1, PathSource("/nonexistent/model.gguf"))
-    goal = assemble(spec, Lock(model=(unused,), engine=archive), facts)
+    goal = assemble(spec, Lock({"model": (unused,), "engine": (archive,)}), facts)
     engine = goal.inputs["engine"]
     began = time.monotonic()
     built = realise(engine, store, toolbox_for(store, jobs=chosen.jobs), Says())

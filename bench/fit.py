@@ -65,9 +65,7 @@ def measure(recipe: Recipe, engine: EngineStore, folder: Path) -> list[Row]:
         cpu_features=host_facts().cpu_features,
     )
     system = System(
-        engine=engine.path("engine"),
-        model=model,
-        template=None,
+        parts={"engine": engine.path("engine"), "model": model},
         options=ENGINE.read_options({**recipe.serve, "flags": VERBOSE}),
         engine_kind="llama-server",
         alias=recipe.name,

@@ -70,7 +70,7 @@ def locked(
     """The spec's lock: what is pinned already is kept, unless it is in `refresh`."""
     from mmadmin.core.spec.lock import lock_as_json, lock_from_json
     from mmadmin.host.known_digests import KnownDigests
-    from mmadmin.host.resolve import Sources, questions, resolve
+    from mmadmin.host.resolve import Sources, questions, reads_this_host, resolve
 
     if rehash:
         forget_digests(spec, home)
@@ -79,8 +79,7 @@ def locked(
     if path.exists():
         previous = lock_from_json(json.loads(path.read_text(encoding="utf-8")))
         unmoved = previous.asked == questions(spec) and not refresh
-        local = "path" in (spec.model.source, spec.engine.source)
-        if unmoved and not local and spec.template.source != "file":
+        if unmoved and not reads_this_host(spec):
             return previous
 
     with asking(f"pinning what moves in {spec.name}", quiet=quiet) as say:

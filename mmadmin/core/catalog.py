@@ -16,7 +16,10 @@ from typing import Any
 from mmadmin.core.build.recipe import Recipe
 from mmadmin.core.engines.protocol import Engine
 from mmadmin.core.errors import InvalidDerivation, InvalidSpec
+from mmadmin.core.formats.protocol import ModelFormat
 
+DEFAULT_ENGINE = "llama-server"
+"""The engine of a deployment file that names none."""
 ENGINES, FORMATS, RECIPES = "mmadmin.engines", "mmadmin.formats", "mmadmin.recipes"
 
 
@@ -30,6 +33,12 @@ def recipes() -> Mapping[str, Recipe]:
 def engines() -> Mapping[str, Engine]:
     """Every engine by its kind."""
     return _load(ENGINES)
+
+
+@cache
+def formats() -> Mapping[str, ModelFormat]:
+    """Every model format by its kind."""
+    return _load(FORMATS)
 
 
 def recipe(kind: str) -> Recipe:
@@ -52,6 +61,17 @@ def engine(kind: str) -> Engine:
     return found
 
 
+def model_format(kind: str) -> ModelFormat:
+    """The model format of a kind; `InvalidSpec` lists the known ones."""
+    found = formats().get(kind)
+    if found is None:
+        known = ", ".join(sorted(formats()))
+        raise InvalidSpec(
+            f"unknown model format {kind!r}", remedy=f"known formats: {known}", field="model"
+        )
+    return found
+
+
 def _load(group: str) -> Mapping[str, Any]:
     """The objects of an entry point group by kind.
 
@@ -70,3 +90,8 @@ def _load(group: str) -> Mapping[str, Any]:
             raise RuntimeError(f"{group}: {point.value} is of kind {one.kind}, not {point.name}")
         found[point.name], origin[point.name] = one, point
     return MappingProxyType(found)
+
+
+def format_of(path: str) -> ModelFormat | None:
+    """The format that reads a file of that name; None = nobody does."""
+    return next((one for one in formats().values() if one.owns(path)), None)

@@ -146,9 +146,7 @@ def _environment(running: psutil.Process, launch: LaunchSpec, secret: str) -> It
 
 def _files(system: System, store: Store) -> Iterator[Drift]:
     """Every file of the objects that the engine serves from, by a stat."""
-    for part in (system.engine, system.model, system.template, system.mmproj):
-        if part is None:
-            continue
+    for part in system.parts.values():
         name = part.relative_to(store.root / "objects").parts[0]
         known = store.recorded(name)
         if known is None:

@@ -18,6 +18,7 @@ from mmadmin.core import catalog
 from mmadmin.core.build.derivation import Derivation
 from mmadmin.core.build.planner import Outputs
 from mmadmin.core.build.recipe import HubSource, Json, PathSource
+from mmadmin.core.engines.llama_server.parts import fetched_model, fetched_projector
 from mmadmin.core.engines.protocol import Options, System
 from mmadmin.core.errors import DoesNotFit, InvalidModel, InvalidSpec, NotFound
 from mmadmin.core.fit.estimate import (
@@ -41,10 +42,10 @@ from mmadmin.core.fit.placement import (
 )
 from mmadmin.core.fit.rules import Case, judge, version_of
 from mmadmin.core.formats.gguf.header import TENSOR_TYPES, read_header
-from mmadmin.core.formats.gguf.sets import GgufSet, RepoFile, group, select, sibling
+from mmadmin.core.formats.gguf.sets import GgufSet, group, select, sibling
 from mmadmin.core.formats.gguf.shape import ModelShape, shape_of_headers
+from mmadmin.core.formats.protocol import RepoFile
 from mmadmin.core.home import Home
-from mmadmin.core.spec.assemble import fetched_model, fetched_projector
 from mmadmin.core.spec.lock import Lock
 from mmadmin.core.spec.spec import Spec
 from mmadmin.core.store import Store
@@ -159,7 +160,7 @@ def stored(spec: Spec, lock: Lock, store: Store) -> Look | None:
     return Look(
         _requantized(shape_of_model(path), spec.model.quantize),
         sum(file.stat().st_size for file in path.parent.glob("*.gguf"))
-        if len(lock.model) > 1
+        if len(lock.of("model")) > 1
         else path.stat().st_size,
         str(path.parent),
         path.name,
@@ -175,7 +176,7 @@ def wanted_of(
     overruled: Mapping[str, str] | None = None,
 ) -> Wanted:
     """What shall be placed, from a deployment file and its model's shape."""
-    memory = catalog.engine(spec.engine.kind).memory
+    memory = catalog.engine(spec.engine_kind).memory
     engine = _engine_case(spec)
     case = replace(
         memory.case(shape, spec.serve),
@@ -197,7 +198,7 @@ def wanted_of(
 def _engine_case(spec: Spec) -> Case:
     """What the rules may know before the model's header is read."""
     return Case(
-        engine=spec.engine.kind,
+        engine=spec.engine_kind,
         engine_version=version_of(spec.engine.package.partition("==")[2]),
         built_for=spec.engine.cuda_architectures,
     )
@@ -205,7 +206,7 @@ def _engine_case(spec: Spec) -> Case:
 
 def _on_gpus(spec: Spec) -> bool:
     """False when options or build keep everything off the GPUs."""
-    memory = catalog.engine(spec.engine.kind).memory
+    memory = catalog.engine(spec.engine_kind).memory
     return memory.uses_gpus(spec.serve) and spec.engine.backend != "cpu"
 
 
@@ -237,7 +238,7 @@ def before_download(
     shape = _locked_shape(spec, lock, hub or Hub.from_env())
     if shape is None:
         return None
-    projector = sum(file.size for file in lock.mmproj)
+    projector = sum(file.size for file in lock.of("mmproj"))
     wanted = wanted_of(spec, shape, projector_bytes=projector, overruled=overruled)
     answer = place(wanted, [host])
     rows = answer_as_json(answer)
@@ -280,7 +281,7 @@ def _refuse_for_good(refusal: Refusal, facts: HostFacts) -> None:
 
 
 def _locked_shape(spec: Spec, lock: Lock, hub: Hub) -> ModelShape | None:
-    sources = [file.source for file in lock.model]
+    sources = [file.source for file in lock.of("model")]
     if all(isinstance(source, PathSource) for source in sources):
         first = cast("PathSource", sources[0])
         return _requantized(shape_of_model(Path(first.path)), spec.model.quantize)
@@ -288,7 +289,8 @@ def _locked_shape(spec: Spec, lock: Lock, hub: Hub) -> ModelShape | None:
         return None
     first_hub = cast("HubSource", sources[0])
     files = [
-        RepoFile(cast("HubSource", file.source).path, file.size, file.sha256) for file in lock.model
+        RepoFile(cast("HubSource", file.source).path, file.size, file.sha256)
+        for file in lock.of("model")
     ]
     chosen = select(files, None)
     glimpse = read_shape(hub, first_hub.repo, first_hub.revision, chosen)
@@ -430,8 +432,8 @@ def running_engines(home: Home, facts: HostFacts) -> list[Running]:
 
 def wanted_of_system(system: System, spec: Spec, built_on: HostFacts | None) -> Wanted:
     """What shall be placed, from a built system, its deployment file and the host that built it."""
-    attachments = system.mmproj.stat().st_size if system.mmproj else 0
-    header = shape_of_model(system.model)
+    attachments = system.parts["mmproj"].stat().st_size if "mmproj" in system.parts else 0
+    header = shape_of_model(system.parts["model"])
     wanted = wanted_of(spec, header, projector_bytes=attachments)
     cuda = version_of(built_on.cuda) if built_on else None
     return replace(wanted, options=system.options, case=replace(wanted.case, cuda=cuda))

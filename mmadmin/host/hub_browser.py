@@ -18,8 +18,9 @@ import httpx2
 from mmadmin.core.build.recipe import Json
 from mmadmin.core.errors import InvalidModel, SourceUnavailable
 from mmadmin.core.formats.gguf.header import GgufHeader, Tensor, Value, read_dimensions, read_stream
-from mmadmin.core.formats.gguf.sets import GgufSet, RepoFile, group
+from mmadmin.core.formats.gguf.sets import GgufSet, group
 from mmadmin.core.formats.gguf.shape import ModelShape, shape_of
+from mmadmin.core.formats.protocol import FileSet, RepoFile
 from mmadmin.host.download import Remote, client, refusal
 from mmadmin.host.hub import Hub, HubFile
 
@@ -143,7 +144,7 @@ def read_shape(hub: Hub, repo: str, commit: str, chosen: GgufSet) -> Glimpse:
         return _glimpse(metadata, tables, budget)
 
 
-def read_template(hub: Hub, repo: str, commit: str, chosen: GgufSet) -> str | None:
+def read_template(hub: Hub, repo: str, commit: str, chosen: FileSet) -> str | None:
     """The chat template of a set, by ranges of its first file (it follows the vocabulary).
 
     Blocking. None when the model has none. Raises as `read_shape`.

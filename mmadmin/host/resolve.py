@@ -9,22 +9,26 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Literal
 from urllib.parse import unquote, urlsplit
 
 import httpx2
 
+from mmadmin.core import catalog
 from mmadmin.core.build.recipe import HubSource, IndexSource, Json, PathSource, UrlSource
 from mmadmin.core.callbacks import silent
 from mmadmin.core.canonical import digest
+from mmadmin.core.engines.protocol import TEMPLATE
 from mmadmin.core.errors import InvalidSpec, SourceMissing, SourceUnavailable
-from mmadmin.core.formats.gguf.sets import RepoFile, group, select
-from mmadmin.core.recipes.extract_template import check_template
+from mmadmin.core.formats.protocol import RepoFile
+from mmadmin.core.recipes.extract_template import OUTPUT, check_template
 from mmadmin.core.spec.fields import refuse
 from mmadmin.core.spec.lock import Lock, LockedFile
-from mmadmin.core.spec.spec import EngineSpec, ModelSpec, Spec, TemplateSpec
+from mmadmin.core.spec.origin import Origin
+from mmadmin.core.spec.pins import PinRequest
+from mmadmin.core.spec.spec import Spec
 from mmadmin.core.store import hash_file
 from mmadmin.host import index
 from mmadmin.host.download import Remote, client, refusal
@@ -62,76 +66,87 @@ def resolve(
     `refresh`. Files of this host are looked at again, and read where they changed. Raises
     `SourceUnavailable` and its kinds, `InvalidSpec`, `Conflict`, `NotFound`, `InvalidModel`.
     """
-    asker = _Asker(sources or Sources(), on_progress)
+    resolver = _Resolver(sources or Sources(), on_progress)
     asked = questions(spec)
-    kept = {
-        part
-        for part in ("model", "engine", "template")
-        if previous and part not in refresh and previous.asked.get(part) == asked[part]
-    }
-    if previous and "model" in kept and spec.model.source != "path":
-        model, mmproj = previous.model, previous.mmproj
-    else:
-        model, mmproj = asker.model(spec.model)
-        asker.check_template(spec, model, previous.model if previous else ())
-    if previous and "engine" in kept and spec.engine.source != "path":
-        engine = previous.engine
-    else:
-        engine = asker.engine(spec.engine)
-    return Lock(
-        model=model,
-        mmproj=mmproj,
-        engine=engine,
-        template=asker.template(spec.template),
-        asked=asked,
-    )
+    pins: dict[str, tuple[LockedFile, ...]] = {}
+    for request in requests_of(spec):
+        before = previous.of(request.name) if previous else ()
+        if (
+            previous is not None
+            and request.part not in refresh
+            and previous.asked.get(request.part) == asked[request.part]
+            and not request.reads_host
+        ):
+            files = before
+        else:
+            files = resolver.files(request)
+            if request.model_format:
+                resolver.check_template(spec, request.model_format, files, before)
+        if files:
+            pins[request.name] = files
+    return Lock(pins, asked)
+
+
+def requests_of(spec: Spec) -> list[PinRequest]:
+    """What the engine wants pinned, and the template file."""
+    template = spec.template
+    question: dict[str, Json] = {"source": template.source, "file": template.file}
+    origin = Origin(source="path", path=template.file) if template.source == "file" else None
+    wanted = PinRequest(TEMPLATE, "template", question, origin, "template.file", saved_as=OUTPUT)
+    return [*catalog.engine(spec.engine_kind).pins(spec), wanted]
 
 
 def questions(spec: Spec) -> dict[str, str]:
     """A digest of what each part of the spec asks the world for."""
-    model: dict[str, Json] = {
-        k: v for k, v in asdict(spec.model).items() if k not in ("merge", "quantize")
-    }
-    kept = ("source", "package", "url", "sha256", "path", "prebuilt")
-    engine: dict[str, Json] = {k: v for k, v in asdict(spec.engine).items() if k in kept}
-    template: dict[str, Json] = {"source": spec.template.source, "file": spec.template.file}
-    parts: dict[str, dict[str, Json]] = {"model": model, "engine": engine, "template": template}
-    return {part: digest(ASK_DOMAIN, value) for part, value in parts.items()}
+    return {r.part: digest(ASK_DOMAIN, r.question) for r in requests_of(spec)}
 
 
 def local_files(spec: Spec) -> tuple[Path, ...]:
     """The files of this host that the spec names, a model's other shards included."""
-    found = [Path(spec.model.mmproj)] if spec.model.mmproj else []
-    if spec.model.source == "path":
-        first = Path(spec.model.path)
-        found += [path for path in first.parent.glob("*.gguf") if path != first] + [first]
-    if spec.engine.source == "path":
-        found.append(Path(spec.engine.path))
-    if spec.template.source == "file":
-        found.append(Path(spec.template.file))
+    found: list[Path] = []
+    for request in requests_of(spec):
+        if request.origin is None or not request.reads_host:
+            continue
+        path = Path(request.origin.path)
+        found.append(path)
+        if request.model_format:
+            owns = catalog.model_format(request.model_format).owns
+            found += [one for one in path.parent.iterdir() if one != path and owns(one.name)]
     return tuple(found)
 
 
-class _Asker:
+def reads_this_host(spec: Spec) -> bool:
+    """True when something of it is a file of the host, whose bytes may change at any time."""
+    return any(r.reads_host for r in requests_of(spec))
+
+
+class _Resolver:
     """Answers the questions of one lock."""
 
     def __init__(self, sources: Sources, on_progress: Callable[[str], None]) -> None:
         self._sources = replace(sources, hub=replace(sources.hub, report=on_progress))
-        self._say = on_progress
+        self._report = on_progress
+        self._listings: dict[tuple[str, str], tuple[str, dict[str, HubFile]]] = {}
 
-    def model(self, model: ModelSpec) -> tuple[tuple[LockedFile, ...], tuple[LockedFile, ...]]:
-        """The model's files, and the projector's."""
-        if model.source == "hub":
-            return self._hub(model)
-        if model.source == "index":
-            return (self._package(model.package, "wheel"),), ()
-        if model.source == "url":
-            return (self._url(model.url, model.sha256, "model.url"),), ()
-        projector = (self._path(Path(model.mmproj), "model.mmproj"),) if model.mmproj else ()
-        return self._local_model(Path(model.path)), projector
+    def files(self, request: PinRequest) -> tuple[LockedFile, ...]:
+        """The files that a request means."""
+        origin = request.origin
+        if origin is None:
+            return ()
+        if origin.source == "hub":
+            return self._hub(origin, request)
+        if origin.source == "index":
+            return (self._package(origin.package, request.archive),)
+        if origin.source == "url":
+            return (self._url(origin.url, origin.sha256, request.field),)
+        return self._local(Path(origin.path), request)
 
     def check_template(
-        self, spec: Spec, model: Sequence[LockedFile], before: Sequence[LockedFile]
+        self,
+        spec: Spec,
+        model_format: str,
+        model: Sequence[LockedFile],
+        before: Sequence[LockedFile],
     ) -> None:
         """Refuse a hub model that brings another template under patches, before it is downloaded.
 
@@ -142,65 +157,52 @@ class _Asker:
             return
         expected = wanted.expect_sha256
         if not expected and wanted.patches and before and before[0].sha256 != model[0].sha256:
-            expected = self._template_before(source.repo, before)
+            expected = self._template_before(source.repo, model_format, before)
         if expected:
-            self._say("reading the model's chat template from the hub")
-            check_template(self._template_of(model), expected, source.repo)
+            self._report("reading the model's chat template from the hub")
+            check_template(self._template_of(model_format, model), expected, source.repo)
 
-    def _template_before(self, repo: str, before: Sequence[LockedFile]) -> str:
+    def _template_before(self, repo: str, model_format: str, before: Sequence[LockedFile]) -> str:
         """The digest of the earlier revision's template; empty = there is none to compare with."""
         earlier = before[0].source
         if not isinstance(earlier, HubSource) or earlier.repo != repo:
             return ""
         try:
-            self._say("reading the earlier revision's chat template from the hub")
-            return hashlib.sha256(self._template_of(before).encode()).hexdigest()
+            self._report("reading the earlier revision's chat template from the hub")
+            return hashlib.sha256(self._template_of(model_format, before).encode()).hexdigest()
         except SourceUnavailable as error:
-            self._say(f"whether the template under the patches changed is not known: {error}")
+            self._report(f"whether the template under the patches changed is not known: {error}")
             return ""
 
-    def _template_of(self, model: Sequence[LockedFile]) -> str:
+    def _template_of(self, model_format: str, model: Sequence[LockedFile]) -> str:
         source = model[0].source
         assert isinstance(source, HubSource)  # noqa: S101 (the callers ask)
-        (chosen,) = group(tuple(RepoFile(f.path, f.size, f.sha256) for f in model))
+        files = [RepoFile(f.path, f.size, f.sha256) for f in model]
+        (chosen,) = catalog.model_format(model_format).group(files)
         return read_template(self._sources.hub, source.repo, source.revision, chosen) or ""
 
-    def engine(self, engine: EngineSpec) -> LockedFile:
-        """The engine's source archive."""
-        if engine.source == "index":
-            return self._package(engine.package, "wheel" if engine.prebuilt else "sdist")
-        if engine.source == "url":
-            return self._url(engine.url, engine.sha256, "engine.url")
-        return self._path(Path(engine.path), "engine.path")
-
-    def template(self, template: TemplateSpec) -> LockedFile | None:
-        """The template file, under the name that every template has."""
-        if template.source != "file":
-            return None
-        found = self._path(Path(template.file), "template.file")
-        return LockedFile("chat_template.jinja", found.sha256, found.size, found.source)
-
-    def _hub(self, model: ModelSpec) -> tuple[tuple[LockedFile, ...], tuple[LockedFile, ...]]:
-        hub = self._sources.hub
-        self._say(f"asking {hub.host} for {model.repo}@{model.revision}")
-        commit = hub.resolve(model.repo, model.revision)
-        listing = {file.path: file for file in hub.files(model.repo, commit)}
+    def _hub(self, origin: Origin, request: PinRequest) -> tuple[LockedFile, ...]:
+        commit, listing = self._listing(origin.repo, origin.revision)
         known = [RepoFile(file.path, file.size, file.sha256) for file in listing.values()]
-        chosen = _chosen(model, known)
 
         def locked(path: str) -> LockedFile:
             file = listing[path]
-            sha256 = file.sha256 or self._small(model.repo, commit, file)
-            return LockedFile(path, sha256, file.size, HubSource(model.repo, commit, path))
+            sha256 = file.sha256 or self._small(origin.repo, commit, file)
+            return LockedFile(path, sha256, file.size, HubSource(origin.repo, commit, path))
 
-        if model.mmproj and model.mmproj not in listing:
-            refuse(
-                "model.mmproj",
-                f"{model.repo} has no file {model.mmproj} at {commit[:12]}",
-                remedy=_candidates(known, "mmproj"),
-            )
-        projector = (locked(model.mmproj),) if model.mmproj else ()
-        return tuple(locked(path) for path in chosen), projector
+        assert request.choose is not None  # noqa: S101 (a hub's files are always chosen)
+        return tuple(locked(path) for path in request.choose(known))
+
+    def _listing(self, repo: str, revision: str) -> tuple[str, dict[str, HubFile]]:
+        """A repository's commit and files by path; asked once a lock."""
+        known = self._listings.get((repo, revision))
+        if known is None:
+            hub = self._sources.hub
+            self._report(f"asking {hub.host} for {repo}@{revision}")
+            commit = hub.resolve(repo, revision)
+            known = commit, {file.path: file for file in hub.files(repo, commit)}
+            self._listings[repo, revision] = known
+        return known
 
     def _small(self, repo: str, commit: str, file: HubFile) -> str:
         content = self._sources.hub.small_file(repo, commit, file)
@@ -208,7 +210,7 @@ class _Asker:
 
     def _package(self, package: str, kind: index.Kind) -> LockedFile:
         project, _, version = package.partition("==")
-        self._say(f"asking the Python index for {package}")
+        self._report(f"asking the Python index for {package}")
         try:
             found = index.find(project, version, kind=kind, config=self._sources.pip)
         except SourceMissing:
@@ -227,14 +229,14 @@ class _Asker:
         size = self._size(Remote(remote, label=name, headers=headers))
         return LockedFile(name, sha256, size, UrlSource(url))
 
-    def _local_model(self, first: Path) -> tuple[LockedFile, ...]:
-        """A GGUF file of this host, with the other shards of its set."""
-        if not first.is_file():
-            self._path(first, "model.path")
-        beside = [p for p in first.parent.glob("*.gguf") if p.is_file()]  # no dead links
-        files = [RepoFile(p.name, p.stat().st_size) for p in beside]
-        chosen = select(files, first.name)
-        return tuple(self._path(first.parent / f.path, "model.path") for f in chosen.files)
+    def _local(self, path: Path, request: PinRequest) -> tuple[LockedFile, ...]:
+        """A file of this host, or those beside it that the engine chooses with it."""
+        if request.choose is None or not path.is_file():
+            one = self._path(path, request.field)
+            return (replace(one, path=request.saved_as or one.path),)
+        beside = [p for p in path.parent.iterdir() if p.is_file()]  # no dead links
+        chosen = request.choose([RepoFile(p.name, p.stat().st_size) for p in beside])
+        return tuple(self._path(path.parent / name, request.field) for name in chosen)
 
     def _path(self, path: Path, dotted: str) -> LockedFile:
         if not path.is_file():
@@ -243,7 +245,7 @@ class _Asker:
                 remedy="check the path; it is looked up on the host that builds",
                 field=dotted,
             )
-        self._say(f"reading {path.name}")
+        self._report(f"reading {path.name}")
         try:
             known = self._sources.digests
             sha256, size = known.hash_file(path) if known else hash_file(path)
@@ -275,7 +277,7 @@ class _Asker:
         """Digest and size of a source that tells neither: read it once."""
         if remote.url.startswith("file:"):
             return hash_file(Path(unquote(urlsplit(remote.url).path)))
-        self._say(f"reading {remote.label} for its digest")
+        self._report(f"reading {remote.label} for its digest")
         total, size = hashlib.sha256(), 0
         try:
             with (
@@ -297,30 +299,3 @@ def _silence(remote: Remote, error: Exception) -> SourceUnavailable:
         f"{remote.label}: the source does not answer ({type(error).__name__})",
         remedy="check the network and try again",
     )
-
-
-def _chosen(model: ModelSpec, known: list[RepoFile]) -> list[str]:
-    """The paths of the model's files, by quant or by list; a set is whole or refused."""
-    if model.quant:
-        return [file.path for file in select(known, model.quant).files]
-    paths = {file.path for file in known}
-    for n, path in enumerate(model.files):
-        if path not in paths:
-            refuse(
-                f"model.files[{n}]",
-                f"{model.repo} has no file {path}",
-                remedy=_candidates(known, "model"),
-            )
-    chosen = select([file for file in known if file.path in model.files], model.files[0])
-    if len(chosen.files) != len(model.files):
-        refuse(
-            "model.files",
-            "the files are not one model",
-            remedy="name the shards of one set, and nothing else",
-        )
-    return [file.path for file in chosen.files]
-
-
-def _candidates(known: list[RepoFile], kind: str) -> str:
-    names = [s.files[0].path for s in group(known) if s.kind == kind]
-    return f"there are: {', '.join(names)}" if names else "the repository has none of this kind"

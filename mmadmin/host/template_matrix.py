@@ -15,6 +15,7 @@ from pathlib import Path
 
 import httpx2
 
+from mmadmin.core import catalog
 from mmadmin.core.build.recipe import Json
 from mmadmin.core.callbacks import silent
 from mmadmin.core.chat_templates.patches import Renders, conversations, problem_of, render_matrix
@@ -22,8 +23,6 @@ from mmadmin.core.chat_templates.render import BOS
 from mmadmin.core.engines.protocol import LaunchSpec, System
 from mmadmin.core.engines.questions import UNREADABLE
 from mmadmin.core.errors import InvalidModel, Unreachable
-from mmadmin.core.formats.gguf.check import ask
-from mmadmin.core.formats.gguf.shards import find_set
 from mmadmin.host.engine_client import OK, EngineClient, Unanswered
 from mmadmin.host.probe import template_request
 from mmadmin.host.toolbox import HostConfig, HostToolbox
@@ -79,13 +78,12 @@ def template_of(system: System) -> str:
     """
     if system.template is not None:
         return system.template.read_text(encoding="utf-8")
+    model = system.parts["model"]
+    model_format = catalog.engine(system.engine_kind).model_format
     with _child() as tools:
-        answer = ask(find_set(system.model), tools, template=True)
-    text = answer.get("template")
-    if not isinstance(text, str):
-        raise InvalidModel(
-            f"{system.model.name} has no chat template", remedy="give one in [template]"
-        )
+        text = catalog.model_format(model_format).read_template(model, tools)
+    if text is None:
+        raise InvalidModel(f"{model.name} has no chat template", remedy="give one in [template]")
     return text
 
 

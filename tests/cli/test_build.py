@@ -102,7 +102,7 @@ def test_lock_is_kept_and_shown(home: Home) -> None:
     """What is pinned is answered from the file; a wrong part is wrong usage."""
     shown = json.loads(mm("lock", FILE, "--json"))
     assert shown["changed"] is False
-    assert [f["sha256"] for f in shown["lock"]["model"]] == [LOCK.model[0].sha256]
+    assert [f["sha256"] for f in shown["lock"]["pins"]["model"]] == [LOCK.one("model").sha256]
     mm("lock", FILE, "--update", "--only", "weights", code=2)
 
 

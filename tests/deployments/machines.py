@@ -56,8 +56,10 @@ HOSTS = Path(__file__).parents[2] / "deployments" / "hosts"
 PROCESS = ProcessIdentity(1, 1, "a boot")
 """What every engine of this machine runs as."""
 LOCK = Lock(
-    model=(LockedFile("m.gguf", "0" * 64, 1, PathSource("/srv/models/smol-Q8_0.gguf")),),
-    engine=LockedFile("e.tar.gz", "1" * 64, 1, PathSource("/srv/e.tar.gz")),
+    {
+        "model": (LockedFile("m.gguf", "0" * 64, 1, PathSource("/srv/models/smol-Q8_0.gguf")),),
+        "engine": (LockedFile("e.tar.gz", "1" * 64, 1, PathSource("/srv/e.tar.gz")),),
+    }
 )
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from mmadmin.core.engines.llama_server.options import read_options
 from mmadmin.core.engines.protocol import System
 from mmadmin.core.store import Store
 from mmadmin.host import engine_process
@@ -36,10 +37,8 @@ def system(store) -> System:
                 path.write_bytes(name.encode() * 100)
                 paths[name] = store.object_path(store.seal(staging, name).name)
     return System(
-        engine=paths["engine"],
-        model=paths["model"] / "m.gguf",
-        template=None,
-        options={},
+        parts={"engine": paths["engine"], "model": paths["model"] / "m.gguf"},
+        options=read_options({}),
         engine_kind="llama-server",
         alias="model",
     )
@@ -119,7 +118,7 @@ def test_another_secret_or_environment_is_told_without_the_secret(look):
 def test_files_under_a_live_engine_are_watched(look, system):
     """Deleted, grown, rewritten in place, made writable."""
     _made, found = look
-    model = writable(system.model)
+    model = writable(system.parts["model"])
     assert found()[0][1].endswith("m.gguf was made writable")
     content = model.read_bytes()
     model.write_bytes(content + b"x")

@@ -105,7 +105,7 @@ def test_a_locked_deployment_is_judged_before_its_download(local: LocalHub) -> N
     source = HubSource(seen.listing.repo, seen.listing.commit, chosen.path)
     locked = LockedFile(chosen.path, chosen.sha256 or "", chosen.size_bytes, source)
     engine = LockedFile("e.tar.gz", "0" * 64, 1, PathSource("/nonexistent/e.tar.gz"))
-    lock = Lock(model=(locked,), engine=engine)
+    lock = Lock({"model": (locked,), "engine": (engine,)})
     fine = before_download(spec, lock, V100S, hub_of(local))
     assert fine is not None
     assert fine.messages == ("v100x4: fits on GPU 0, 1, 2, 3",)
@@ -123,12 +123,15 @@ def test_a_locked_deployment_is_judged_before_its_download(local: LocalHub) -> N
     bare = replace(spec, serve=read_options({"context": 65536}))
     with pytest.raises(DoesNotFit, match="GPU 0 needs"):
         before_download(bare, lock, t4, hub_of(local))
-    seeing = replace(lock, mmproj=(replace(locked, path="mmproj.gguf", size=2 << 30),))
+    seeing = replace(
+        lock, pins={**lock.pins, "mmproj": (replace(locked, path="mmproj.gguf", size=2 << 30),)}
+    )
     both = before_download(spec, seeing, V100S, hub_of(local))
     assert both is not None
     first, second = (f.answer[0]["per_device_bytes"] for f in (fine, both))
     assert second[0] - first[0] > 2 << 30  # type: ignore[index, operator]
-    package = replace(lock, model=(replace(locked, source=IndexSource("a", "1", "a.whl")),))
+    wheel = replace(locked, source=IndexSource("a", "1", "a.whl"))
+    package = replace(lock, pins={**lock.pins, "model": (wheel,)})
     assert before_download(spec, package, V100S, hub_of(local)) is None
 
 
@@ -231,7 +234,7 @@ def _system(folder: Path, options: Mapping[str, Json]) -> System:
     with model.open("wb") as file:
         file.write(hollow.head)
         file.truncate(hollow.size)
-    return System(folder, model, None, read_options(options), "llama-server", "m")
+    return System("llama-server", "m", {"engine": folder, "model": model}, read_options(options))
 
 
 def _placed(folder: Path, options: Mapping[str, Json]) -> Wanted:

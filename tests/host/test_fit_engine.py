@@ -19,9 +19,7 @@ def test_a_real_model_takes_what_was_predicted(engine_store: EngineStore) -> Non
     """Weights, cache and compute buffers of SmolLM2 are within 3 % of the engine's own numbers."""
     options = {"context": 2048, "slots": 2, "gpu_layers": 0, "flags": {"verbosity": 4}}
     system = System(
-        engine=engine_store.path("engine"),
-        model=engine_store.model,
-        template=None,
+        parts={"engine": engine_store.path("engine"), "model": engine_store.model},
         options=ENGINE.read_options(options),
         engine_kind="llama-server",
         alias="smollm2",

@@ -45,7 +45,7 @@ def test_an_installed_system_is_realised_without_a_single_call(
     system = read_system(store.object_path(record.object))
     launch = ENGINE.launch(system, Seat(host="127.0.0.1", port=1))
     assert Path(launch.argv[0]).is_file()
-    assert system.model.is_file()
+    assert system.parts["model"].is_file()
     assert no_network == []
 
 

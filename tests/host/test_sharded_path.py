@@ -97,7 +97,7 @@ def locked(hub: LocalHub) -> tuple[Spec, Lock]:
     """The spec resolved against the local hub; the engine's pins are known."""
     spec = parse_spec(SPEC)
     found = resolve(spec, LOCK, sources=Sources(hub=Hub(hub.url)), on_progress=print)
-    return spec, Lock(model=found.model, engine=LOCK.engine, asked=found.asked)
+    return spec, Lock({"model": found.of("model"), "engine": LOCK.of("engine")}, found.asked)
 
 
 def built(store: Store, goal: Derivation, hub: LocalHub) -> tuple[System, Seen]:
@@ -117,7 +117,7 @@ def test_a_split_model_goes_from_the_hub_to_an_answer(
     with local_hub() as hub:
         repo, commit = publish(hub, shards)
         spec, lock = locked(hub)
-        assert [file.path for file in lock.model] == [f"Q4_1/{path.name}" for path in shards]
+        assert [file.path for file in lock.of("model")] == [f"Q4_1/{path.name}" for path in shards]
         repo.commit({"Q4_1/other.gguf": b"moved on"})
         goal = assemble(spec, lock, host_facts(store.root))
         todo = {step.derivation.recipe: step.action for step in plan(goal, store).steps}
@@ -131,12 +131,14 @@ def test_a_split_model_goes_from_the_hub_to_an_answer(
         assert cached.built == []
         assert len(hub.seen) == before
     original = read_header(engine_store.model)
-    merged = read_header(system.model)
-    assert tensor_digests(system.model, merged) == tensor_digests(engine_store.model, original)
-    assert not system.model.name.endswith("-00004.gguf")
+    merged = read_header(system.parts["model"])
+    assert tensor_digests(system.parts["model"], merged) == tensor_digests(
+        engine_store.model, original
+    )
+    assert not system.parts["model"].name.endswith("-00004.gguf")
     with running_server(
-        system.engine / "bin/llama-server",
-        system.model,
+        system.parts["engine"] / "bin/llama-server",
+        system.parts["model"],
         tmp_path / "log",
         *("--ctx-size", "1024", "--parallel", "1", "--threads", "2", "--no-warmup"),
     ) as client:

@@ -9,6 +9,7 @@ import pytest
 
 from mmadmin.core.chat_templates import patches as templates
 from mmadmin.core.chat_templates.patches import PatchFails, conversations
+from mmadmin.core.engines.llama_server.options import read_options
 from mmadmin.core.engines.protocol import System
 from mmadmin.core.errors import InvalidModel
 from mmadmin.host.template_matrix import matrix, render_in_child, render_on_engine, template_of
@@ -24,10 +25,12 @@ STRICT = "{{ raise_exception('no') if reasoning_effort is defined }}" + GOOD
 def system(model: Path, template: Path | None = None) -> System:
     """A system of that model."""
     return System(
-        engine=Path("/engine"),
-        model=model,
-        template=template,
-        options={},
+        parts={
+            "engine": Path("/engine"),
+            "model": model,
+            **({"template": template} if template else {}),
+        },
+        options=read_options({}),
         engine_kind="llama-server",
         alias="m",
     )

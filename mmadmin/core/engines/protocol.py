@@ -5,15 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from mmadmin.core.build.recipe import Json
 from mmadmin.core.engines.questions import Questions
 from mmadmin.core.fit.estimate import MemoryModel
 from mmadmin.core.spec.fields import Field
 
+if TYPE_CHECKING:
+    from mmadmin.core.build.derivation import Derivation
+    from mmadmin.core.fit.facts import HostFacts
+    from mmadmin.core.spec.lock import Lock
+    from mmadmin.core.spec.pins import PinRequest
+    from mmadmin.core.spec.spec import Spec
+
 Options = Any
 """An engine's own frozen object, made by `Engine.read_options`; nobody else looks into it."""
+TEMPLATE = "template"
+"""The part that is a chat template."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,22 +41,53 @@ class ModelFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class System:
-    """The object that a generation runs, with its references as absolute paths."""
+class Tables:
+    """The tables of a deployment file whose fields are an engine's own."""
 
-    engine: Path
-    """Object folder of the engine build."""
-    model: Path
-    """The model file."""
-    template: Path | None
-    """The chat template file, or None for the model's own."""
-    options: Options
+    engine: Sequence[Field]
+    """Besides `kind`, which every engine has."""
+    model: Sequence[Field]
+    serve: Sequence[Field]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSpec:
+    """What an engine makes of its tables: frozen objects that it alone looks into."""
+
+    engine: Any
+    model: Any
+    serve: Options
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What an engine's system is made of."""
+
+    inputs: Mapping[str, Derivation]
+    """By part name: the inputs of the `system` step, with one named `report`."""
+    files: Mapping[str, str | None]
+    """Part → its file inside the object, None = it has no such part; one without is a folder."""
+    template: Derivation | None = None
+    """The model's own chat template as a file, where the deployment patches it."""
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """The object that a generation runs, with its parts as absolute paths."""
+
     engine_kind: str
     alias: str
     """The model name that clients use."""
-    mmproj: Path | None = None
+    parts: Mapping[str, Path]
+    """`engine` (a folder), `model`, `template` … (files), as far as it has them."""
+    options: Options
     facts: ModelFacts | None = None
-    """What the model says about itself, as `verify-gguf` read it."""
+    """What the model says about itself, as its report has it."""
+
+    @property
+    def template(self) -> Path | None:
+        """The chat template file, or None for the model's own."""
+        return self.parts.get(TEMPLATE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,24 +172,29 @@ class Engine(Protocol):
     """One kind of engine; its module ends with `ENGINE: Engine = ...`."""
 
     kind: str
-    fields: Sequence[Field]
-    """The fields of a spec's `[serve]` table."""
+    tables: Tables
+    model_format: str
+    """The kind of the model format that it loads."""
     memory: MemoryModel
     questions: Questions
-    binary: str
-    """The program inside the engine object, relative: `bin/llama-server`."""
-    targets: Sequence[str]
-    """What `build-engine` must build."""
+
+    def read(self, tables: Mapping[str, Mapping[str, Json]], *, own_template: bool) -> EngineSpec:
+        """Type and check its tables, whose values fit their fields. Raises `InvalidSpec`.
+
+        `own_template`: the deployment brings a chat template other than the model's own.
+        """
+        ...
 
     def read_options(self, table: Mapping[str, Json]) -> Options:
         """The options that a `[serve]` table or a manifest's `options` sets, defaults filled in."""
         ...
 
-    def check(self, options: Options, *, own_template: bool = False) -> None:
-        """Refuse bad options (`InvalidSpec`, naming the field under `serve`).
+    def pins(self, spec: Spec) -> Sequence[PinRequest]:
+        """What a lock must pin for it."""
+        ...
 
-        `own_template`: the deployment brings a chat template other than the model's own.
-        """
+    def parts(self, spec: Spec, lock: Lock, facts: HostFacts) -> Parts:
+        """The derivations of its system. Raises `DoesNotFit`, `ToolMissing`, `InvalidSpec`."""
         ...
 
     def check_model(self, model: ModelFacts, options: Options) -> None:

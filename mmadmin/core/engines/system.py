@@ -1,4 +1,4 @@
-"""The system object: a manifest that names engine, model, template and serve options.
+"""The system object: a manifest that names its parts and serve options.
 
 It copies no weights: each part is named by its object and the path inside, relative to the
 store's `objects` folder, so that a system can move between stores.
@@ -13,44 +13,50 @@ from typing import Any, cast
 from mmadmin.core import catalog
 from mmadmin.core.build.recipe import Json, Params
 from mmadmin.core.canonical import parse
-from mmadmin.core.engines.protocol import ModelFacts, System
+from mmadmin.core.engines.protocol import Engine, ModelFacts, System
 from mmadmin.core.errors import StoreCorrupt
 
 MANIFEST = "manifest.json"
 MANIFEST_FORMAT = 1
-REPORT = "report.json"
+REPORT, REPORT_FILE = "report", "report.json"
+FILE = "_file"
+"""Ends the name of a param that says which file of a part's object is meant."""
+OWN_KEYS = frozenset({"format", "engine_kind", "alias", "options", "facts"})
+"""Of a manifest; every other key is a part."""
 
 
 def write_manifest(params: Params, inputs: Mapping[str, Path]) -> dict[str, Json]:
     """The manifest of a system whose parts are the given object folders.
 
-    `params` are those of the `system` recipe; `inputs` are `engine`, `model`, `report` and, where
-    they exist, `template` and `mmproj`. Raises `InvalidSpec` when the options do not go with the
-    model that was built.
+    `params` are those of the `system` recipe; `inputs` are its parts and their `report`. Raises
+    `InvalidSpec` when the options do not go with the model that was built.
     """
-    report = cast("dict[str, Json]", parse((inputs["report"] / REPORT).read_bytes()))
+    report = cast("dict[str, Json]", parse((inputs[REPORT] / REPORT_FILE).read_bytes()))
     engine = catalog.engine(str(params["engine_kind"]))
     options = engine.read_options(cast("dict[str, Json]", params["options"]))
-    engine.check_model(model_facts(report), options)
+    engine.check_model(_facts(engine, report), options)
+    parts: dict[str, Json] = dict.fromkeys(part_files(params))
+    for name, folder in inputs.items():
+        file = params.get(f"{name}{FILE}")
+        parts[name] = {"object": folder.name, **({"file": file} if file is not None else {})}
+    del parts[REPORT]
     return {
         "format": MANIFEST_FORMAT,
         "engine_kind": params["engine_kind"],
         "alias": params["alias"],
-        "engine": {"object": inputs["engine"].name},
-        "model": _part(inputs["model"], params["model_file"]),
-        "template": _optional(inputs, "template", params.get("template_file")),
-        "mmproj": _optional(inputs, "mmproj", params.get("mmproj_file")),
+        **parts,
         "options": params["options"],
         "facts": report,
     }
 
 
-def _part(folder: Path, file: Json) -> dict[str, Json]:
-    return {"object": folder.name, "file": file}
+def part_files(params: Params) -> dict[str, Json]:
+    """Part → its file, of the params of a `system` step."""
+    return {key.removesuffix(FILE): file for key, file in params.items() if key.endswith(FILE)}
 
 
-def _optional(inputs: Mapping[str, Path], name: str, file: Json) -> dict[str, Json] | None:
-    return _part(inputs[name], file) if file is not None else None
+def _facts(engine: Engine, report: Mapping[str, Any]) -> ModelFacts:
+    return catalog.model_format(engine.model_format).facts_of(report)
 
 
 def read_system(path: Path) -> System:
@@ -67,41 +73,20 @@ def read_system(path: Path) -> System:
                 f"{manifest} has format {data['format']!r}, this version reads {MANIFEST_FORMAT}",
                 remedy="build the generation again",
             )
-        objects = path.parent
+        engine = catalog.engine(data["engine_kind"])
         return System(
-            engine=objects / data["engine"]["object"],
-            model=objects / data["model"]["object"] / data["model"]["file"],
-            template=_path(objects, data["template"]),
-            mmproj=_path(objects, data["mmproj"]),
-            options=catalog.engine(data["engine_kind"]).read_options(data["options"]),
             engine_kind=data["engine_kind"],
             alias=data["alias"],
-            facts=model_facts(data["facts"]),
+            parts={
+                name: path.parent / part["object"] / part.get("file", "")
+                for name, part in data.items()
+                if name not in OWN_KEYS and part is not None
+            },
+            options=engine.read_options(data["options"]),
+            facts=_facts(engine, data["facts"]),
         )
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise StoreCorrupt(
             f"the system manifest {manifest} cannot be read: {error}",
             remedy="`mm store verify` says what is damaged; build the generation again",
         ) from error
-
-
-def _path(objects: Path, part: Mapping[str, str] | None) -> Path | None:
-    return objects / part["object"] / part["file"] if part else None
-
-
-def model_facts(report: Mapping[str, Any]) -> ModelFacts:
-    """A `verify-gguf` report as `ModelFacts`; what the file does not say is 0."""
-
-    def number(name: str) -> int:
-        return int(report.get(name) or 0)
-
-    return ModelFacts(
-        architecture=str(report.get("architecture") or ""),
-        size_bytes=number("size_bytes"),
-        layers=number("layers"),
-        context_length=number("context_length"),
-        embedding_length=number("embedding_length"),
-        head_count=number("head_count"),
-        head_count_kv=number("head_count_kv"),
-        metadata=dict(report),
-    )

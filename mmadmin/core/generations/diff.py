@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from mmadmin.core.build.recipe import Json
+from mmadmin.core.build.recipe import HubSource, Json
 from mmadmin.core.errors import InvalidInput
 from mmadmin.core.formats.gguf.report import TEMPLATE
 from mmadmin.core.generations.diff_labels import (
@@ -30,8 +30,9 @@ from mmadmin.core.generations.diff_labels import (
     percent,
     words_of,
 )
+from mmadmin.core.spec.lock import lock_from_json
 from mmadmin.core.spec.spec import parse_spec, spec_as_document
-from mmadmin.core.spec.tables import SECTION_ORDER
+from mmadmin.core.spec.tables import SECTION_HELP
 
 STORE_PATH = re.compile(r"/[^\s,]*/objects/[0-9a-f]{64}-([^\s,/]+)")
 SHORT = 12
@@ -177,10 +178,10 @@ def _spec_fields(text: str) -> Mapping[str, str]:
     except InvalidInput:
         return {"text": text}
     fields: dict[str, str] = {}
-    for section in SECTION_ORDER:
+    for section in SECTION_HELP:
         table = document.get(section, {}) if section else document
         for key, value in table.items():
-            if section or key not in SECTION_ORDER:
+            if section or key not in SECTION_HELP:
                 _flatten(f"{section}.{key}" if section else key, value, fields)
     return fields
 
@@ -207,14 +208,12 @@ def _source_rows(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterato
 def _sources(lock: Mapping[str, Any]) -> dict[str, str]:
     """Each pinned file by its part and path; a hub's commit once."""
     fields: dict[str, str] = {}
-    for part in ("model", "mmproj", "engine", "template"):
-        files = lock.get(part) or []
-        for file in files if isinstance(files, list) else [files]:
-            source = file["source"]
-            if source["kind"] == "hub":
-                fields[f"{part} commit"] = f"{source['repo']}@{source['revision']}"
-            size = bytes_in_words(file["size"])
-            fields[f"{part} {file['path']}"] = f"sha256 {file['sha256'][:SHORT]}, {size}"
+    for part, files in lock_from_json(lock).pins.items():
+        for file in files:
+            if isinstance(file.source, HubSource):
+                fields[f"{part} commit"] = f"{file.source.repo}@{file.source.revision}"
+            size = bytes_in_words(file.size)
+            fields[f"{part} {file.path}"] = f"sha256 {file.sha256[:SHORT]}, {size}"
     return fields
 
 

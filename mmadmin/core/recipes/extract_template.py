@@ -12,11 +12,10 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from mmadmin.core import catalog
 from mmadmin.core.build.params import fields, input_file, refuse, relative_path, text
 from mmadmin.core.build.recipe import Determinism, FixedFile, Params, Recipe, Toolbox
 from mmadmin.core.errors import InvalidModel
-from mmadmin.core.formats.gguf.check import ask
-from mmadmin.core.formats.gguf.shards import find_set
 
 OUTPUT = "chat_template.jinja"
 SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -65,18 +64,20 @@ class ExtractTemplate:
     def build(self, params: Params, inputs: Mapping[str, Path], out: Path, tools: Toolbox) -> None:
         """Write the template's text."""
         if "text" in params:
-            template: object = text(params, "text", self.kind)
+            template = text(params, "text", self.kind)
         else:
-            files = find_set(input_file(inputs, "model", text(params, "file", self.kind)))
-            template = ask(files, tools, template=True)["template"]
-            if not isinstance(template, str) or not template:
+            file = input_file(inputs, "model", text(params, "file", self.kind))
+            owner = catalog.format_of(file.name)
+            own = owner.read_template(file, tools) if owner else None
+            if own is None:
                 raise InvalidModel(
-                    f"{files[0].name} has no chat template",
+                    f"{file.name} has no chat template",
                     remedy='give one in the spec: template.source = "file" or "inline"',
                 )
-            check_template(template, str(params.get("sha256", "")), files[0].name)
-        (out / OUTPUT).write_text(str(template), encoding="utf-8", newline="")
-        tools.log(f"{len(str(template))} characters")
+            check_template(own, str(params.get("sha256", "")), file.name)
+            template = own
+        (out / OUTPUT).write_text(template, encoding="utf-8", newline="")
+        tools.log(f"{len(template)} characters")
 
 
 RECIPE: Recipe = ExtractTemplate()

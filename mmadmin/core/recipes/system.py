@@ -11,12 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from mmadmin.core.build.params import fields, input_file, input_folder, relative_path, table, text
+from mmadmin.core.build.params import fields, input_file, relative_path, table, text
 from mmadmin.core.build.recipe import Determinism, FixedFile, Params, Recipe, Toolbox
 from mmadmin.core.canonical import canonical
-from mmadmin.core.engines.system import MANIFEST, write_manifest
-
-FILES = {"model": "model_file", "template": "template_file", "mmproj": "mmproj_file"}
+from mmadmin.core.engines.system import FILE, MANIFEST, part_files, write_manifest
 
 
 class SystemRecipe:
@@ -29,17 +27,19 @@ class SystemRecipe:
 
     def check(self, params: Params) -> None:
         """Refuse bad params in words."""
+        files = part_files(params)
         fields(
             params,
             self.kind,
-            required=("engine_kind", "alias", "model_file", "options"),
-            optional=("template_file", "mmproj_file"),
+            required=("engine_kind", "alias", "options"),
+            optional=[f"{part}{FILE}" for part in files],
         )
         text(params, "engine_kind", self.kind)
         text(params, "alias", self.kind)
         table(params["options"], "system.options")
-        for field in FILES.values():
-            if params.get(field) is not None or field == "model_file":
+        for part, file in files.items():
+            if file is not None:
+                field = f"{part}{FILE}"
                 relative_path(text(params, field, self.kind), f"system.{field}")
 
     def fixed_output(self, params: Params) -> Sequence[FixedFile] | None:
@@ -49,10 +49,9 @@ class SystemRecipe:
 
     def build(self, params: Params, inputs: Mapping[str, Path], out: Path, tools: Toolbox) -> None:
         """Check that every named file is there, and write the manifest."""
-        input_folder(inputs, "engine")
-        for name, field in FILES.items():
-            if params.get(field) is not None:
-                input_file(inputs, name, text(params, field, self.kind))
+        for part, file in part_files(params).items():
+            if file is not None:
+                input_file(inputs, part, str(file))
         manifest = write_manifest(params, inputs)
         (out / MANIFEST).write_bytes(canonical(manifest))
         tools.log(f"{params['alias']} on {params['engine_kind']}")

@@ -88,6 +88,11 @@ class Field:
         return {k: v for k, v in properties.items() if k in kept or v not in (None, [], "")}
 
 
+def tuples(values: Mapping[str, Json]) -> dict[str, Any]:
+    """The values of a table with lists as tuples, for frozen dataclasses."""
+    return {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+
+
 def refuse(field: str, message: str, *, remedy: str) -> NoReturn:
     """Raise `InvalidSpec` for a field: the one shape of a spec's refusal."""
     raise InvalidSpec(f"{field}: {message}", remedy=remedy, field=field)

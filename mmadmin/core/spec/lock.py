@@ -6,14 +6,16 @@ from the lock alone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from mmadmin.core.build.recipe import HubSource, IndexSource, Json, PathSource, Source, UrlSource
 from mmadmin.core.errors import InvalidInput
 
-LOCK_FORMAT = 1
+LOCK_FORMAT = 2
+FIRST_LISTS = ("model", "mmproj", "engine", "template")
+"""What a lock of format 1 held: each a list, one file or nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,22 +33,25 @@ class LockedFile:
 class Lock:
     """Everything that a spec's sources resolved to."""
 
-    model: tuple[LockedFile, ...]
-    """The model's files, or the one archive that holds it."""
-    engine: LockedFile
-    """The engine's source archive."""
-    mmproj: tuple[LockedFile, ...] = ()
-    """Empty when there is none, or when it lies in the model's archive."""
-    template: LockedFile | None = None
-    """The template file of `template.source = "file"`."""
+    pins: Mapping[str, tuple[LockedFile, ...]]
+    """Lists of files by name, as the engine asked for them (`PinRequest`)."""
     asked: Mapping[str, str] = field(default_factory=dict)
     """Digest of what each part of the spec asked for: an unchanged question keeps its answer."""
-    format: int = LOCK_FORMAT
 
     @property
-    def files(self) -> Sequence[LockedFile]:
+    def files(self) -> list[LockedFile]:
         """All of its files."""
-        return [*self.model, *self.mmproj, self.engine, *([self.template] if self.template else [])]
+        return [file for files in self.pins.values() for file in files]
+
+    def of(self, name: str) -> tuple[LockedFile, ...]:
+        """The files of that name; empty = there are none."""
+        return self.pins.get(name, ())
+
+    def one(self, name: str) -> LockedFile:
+        """The first file of that name. Raises `InvalidInput` when there is none."""
+        if not self.of(name):
+            raise InvalidInput(f"the lock names no {name} file", remedy="make the lock again")
+        return self.of(name)[0]
 
 
 _KINDS: Mapping[str, type[HubSource | IndexSource | UrlSource | PathSource]] = {
@@ -101,31 +106,31 @@ def _file(data: Mapping[str, Any]) -> LockedFile:
 def lock_as_json(lock: Lock) -> dict[str, Json]:
     """The lock as data for the record."""
     return {
-        "format": lock.format,
-        "model": [file_as_json(f) for f in lock.model],
-        "mmproj": [file_as_json(f) for f in lock.mmproj],
-        "engine": file_as_json(lock.engine),
-        "template": file_as_json(lock.template) if lock.template else None,
+        "format": LOCK_FORMAT,
+        "pins": {name: [file_as_json(f) for f in files] for name, files in lock.pins.items()},
         "asked": dict(lock.asked),
     }
 
 
 def lock_from_json(data: Mapping[str, Any]) -> Lock:
-    """The inverse of `lock_as_json`. Raises `InvalidInput`."""
-    if data.get("format") != LOCK_FORMAT:
+    """The inverse of `lock_as_json`; reads format 1 too. Raises `InvalidInput`."""
+    known = data.get("format")
+    if known not in (1, LOCK_FORMAT):
         raise InvalidInput(
-            f"the lock has format {data.get('format')!r}, this version reads {LOCK_FORMAT}",
+            f"the lock has format {known!r}, this version reads {LOCK_FORMAT}",
             remedy="make the lock again",
         )
     try:
+        lists = data["pins"] if known == LOCK_FORMAT else {n: data[n] for n in FIRST_LISTS}
         return Lock(
-            model=tuple(_file(f) for f in data["model"]),
-            mmproj=tuple(_file(f) for f in data["mmproj"]),
-            engine=_file(data["engine"]),
-            template=_file(data["template"]) if data.get("template") else None,
+            pins={
+                str(name): tuple(_file(f) for f in (files if isinstance(files, list) else [files]))
+                for name, files in lists.items()
+                if files
+            },
             asked={str(k): str(v) for k, v in data.get("asked", {}).items()},
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise InvalidInput(
             f"the lock is damaged: {error!r}", remedy="make the lock again"
         ) from error

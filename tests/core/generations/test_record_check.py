@@ -58,7 +58,7 @@ def test_a_field_of_a_wrong_type_is_refused_by_name(field: str, value: Any) -> N
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("lock", {**RECORD["lock"], "model": 7}),
+        ("lock", {**RECORD["lock"], "pins": 7}),
         ("lock", {**RECORD["lock"], "format": 99}),
         ("graph", {**RECORD["graph"], "derivations": {}}),
         ("renders", {"plain": {"other": "x"}}),

@@ -51,10 +51,10 @@ def test_the_manifest_reads_back_as_the_system(tmp_path: Path, parts: dict[str, 
     assert manifest == (tmp_path / "two/manifest.json").read_bytes()
     assert str(tmp_path).encode() not in manifest
     system = read_system(tmp_path / "one")
-    assert system.engine == parts["engine"]
-    assert system.model == parts["model"] / "m.gguf"
+    assert system.parts["engine"] == parts["engine"]
+    assert system.parts["model"] == parts["model"] / "m.gguf"
     assert system.template == parts["template"] / "chat_template.jinja"
-    assert system.mmproj is None
+    assert "mmproj" not in system.parts
     assert (system.alias, system.engine_kind) == ("tiny", "llama-server")
     assert system.options == read_options({"context": 4096})
 
@@ -69,7 +69,7 @@ def test_a_part_that_is_not_there_is_refused(tmp_path: Path, parts: dict[str, Pa
             RECIPE.build(params, parts, tmp_path, NoTools(tmp_path))
 
 
-@pytest.mark.parametrize("field", ["engine_kind", "alias", "model_file", "options"])
+@pytest.mark.parametrize("field", ["engine_kind", "alias", "options"])
 def test_missing_params_are_named(field: str) -> None:
     """Each is needed."""
     params = {key: value for key, value in PARAMS.items() if key != field}

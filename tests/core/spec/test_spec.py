@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
@@ -10,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mmadmin.core.engines.llama_server.fields import FIELDS as SERVE_FIELDS
+from mmadmin.core.catalog import engine
 from mmadmin.core.errors import InvalidSpec
 from mmadmin.core.spec.spec import describe_spec, parse_spec, spec_from_document, spec_to_toml
-from mmadmin.core.spec.tables import SECTIONS
+from mmadmin.core.spec.tables import sections_of
 
 CATALOG = Path(__file__).parents[3] / "deployments" / "catalog"
 SMALL = """
@@ -167,18 +168,17 @@ def test_any_inline_template_survives_writing(text):
     """Quotes, line ends and odd characters of a template come back as they were."""
     source = spec_to_toml(parse_spec(SMALL + "[template]\nsource = 'inline'\ntext = 'x'"))
     spec = parse_spec(source)
-    changed = type(spec)(
-        **{
-            **{f: getattr(spec, f) for f in spec.__dataclass_fields__},
-            "template": type(spec.template)(source="inline", text=text),
-        }
+    changed = replace(
+        spec,
+        template=replace(spec.template, text=text),
+        tables={**spec.tables, "template": {"source": "inline", "text": text}},
     )
     assert parse_spec(spec_to_toml(changed)) == changed
 
 
 FIELDS = [
     (section, field)
-    for section, fields in {**SECTIONS, "serve": SERVE_FIELDS}.items()
+    for section, fields in sections_of(engine("llama-server")).items()
     for field in fields
 ]
 VALUES = st.sampled_from(

@@ -22,18 +22,27 @@ from mmadmin.core.engines.llama_server.options import (
     option_text,
     read_options,
 )
+from mmadmin.core.engines.llama_server.parts import BINARY, KIND, parts, pins
 from mmadmin.core.engines.llama_server.questions import QUESTIONS
+from mmadmin.core.engines.llama_server.spec import read_build, read_model
+from mmadmin.core.engines.llama_server.tables import TABLES
 from mmadmin.core.engines.protocol import (
     Capabilities,
     Engine,
+    EngineSpec,
     Expectation,
     LaunchSpec,
     ModelFacts,
+    Parts,
     Seat,
     System,
 )
 from mmadmin.core.fit.estimate import MemoryModel
+from mmadmin.core.fit.facts import HostFacts
 from mmadmin.core.spec.fields import Field, refuse, suggestion
+from mmadmin.core.spec.lock import Lock
+from mmadmin.core.spec.pins import PinRequest
+from mmadmin.core.spec.spec import Spec
 
 SLOWEST_DISK = 50 * 1024 * 1024
 """Bytes per second that a load is allowed to take; the deadline is made of it."""
@@ -47,16 +56,30 @@ _BEFORE_TEMPLATE = ("context", "gpu_layers", "tensor_split", "slots", "jinja")
 class LlamaServer:
     """The engine of GGUF models."""
 
-    kind = "llama-server"
-    fields: Sequence[Field] = FIELDS
+    kind = KIND
+    tables = TABLES
+    model_format = "gguf"
     memory: MemoryModel = MEMORY
     questions = QUESTIONS
-    binary = "bin/llama-server"
-    targets: Sequence[str] = ("llama-server", "llama-gguf-split", "llama-quantize")
+
+    def read(self, tables: Mapping[str, Mapping[str, Json]], *, own_template: bool) -> EngineSpec:
+        """Type and check `[model]`, `[engine]` and `[serve]`."""
+        serve = read_options(tables["serve"])
+        self.check(serve, own_template=own_template)
+        model = read_model(tables["model"])
+        return EngineSpec(read_build(tables["engine"], model), model, serve)
 
     def read_options(self, table: Mapping[str, Json]) -> LlamaOptions:
         """The options that a `[serve]` table or a manifest sets."""
         return read_options(table)
+
+    def pins(self, spec: Spec) -> Sequence[PinRequest]:
+        """The model's files, its projector's and the engine's archive."""
+        return pins(spec)
+
+    def parts(self, spec: Spec, lock: Lock, facts: HostFacts) -> Parts:
+        """Engine, model, report and projector."""
+        return parts(spec, lock, facts)
 
     def check(self, options: LlamaOptions, *, own_template: bool = False) -> None:
         """Refuse options that the server would refuse at start, or take silently for others."""
@@ -107,9 +130,9 @@ class LlamaServer:
         options: LlamaOptions = system.options
         self.check(options, own_template=system.template is not None)
         _check_seat(options, seat)
-        argv = [str(system.engine / self.binary), "--model", str(system.model)]
-        if system.mmproj is not None:
-            argv += ["--mmproj", str(system.mmproj)]
+        argv = [str(system.parts["engine"] / BINARY), "--model", str(system.parts["model"])]
+        if "mmproj" in system.parts:
+            argv += ["--mmproj", str(system.parts["mmproj"])]
         argv += ["--host", seat.host, "--port", str(seat.port)]
         values = {name: getattr(options, name) for name in _NAMED}
         values["context"] = options.context * options.slots
@@ -134,7 +157,7 @@ class LlamaServer:
                 task=options.task,
                 slots=options.slots,
                 context_per_slot=_context_per_slot(system, options),
-                model_file=str(system.model),
+                model_file=argv[2],
                 template_path=str(system.template or ""),
                 capabilities=_capabilities(system, options),
             ),
@@ -157,7 +180,7 @@ def _context_per_slot(system: System, options: LlamaOptions) -> int:
 
 def _capabilities(system: System, options: LlamaOptions) -> Capabilities:
     return Capabilities(
-        images=system.mmproj is not None,
+        images="mmproj" in system.parts,
         tools=options.jinja is not False,
         reasoning=options.reasoning is not None or options.reasoning_format is not None,
     )

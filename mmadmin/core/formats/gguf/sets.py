@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mmadmin.core.errors import InvalidModel, InvalidSpec, NotFound
+from mmadmin.core.formats.protocol import RepoFile
 
 SetKind = Literal["model", "mmproj", "draft", "imatrix", "vocab", "adapter"]
 
@@ -31,17 +32,6 @@ VARIANTS = frozenset({"ud", "i", "i1"})
 """Prefixes that name another recipe for the same quant: Unsloth dynamic, importance matrix."""
 DRAFT_WORDS = frozenset({"mtp", "eagle3", "dflash", "dspark", "draft"})
 """Heads and models for speculative decoding (llama.cpp's `common/download.cpp` skips the same)."""
-
-
-@dataclass(frozen=True, slots=True)
-class RepoFile:
-    """One file of a repository at a commit."""
-
-    path: str
-    """POSIX path inside the repository."""
-    size_bytes: int
-    sha256: str | None = None
-    """The large-file digest, where the hub knows one."""
 
 
 @dataclass(frozen=True, slots=True)

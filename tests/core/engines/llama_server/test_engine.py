@@ -23,9 +23,7 @@ GOLDEN = Path(__file__).parent / "golden"
 CATALOG = Path(__file__).parents[4] / "deployments" / "catalog"
 SERVER = LlamaServer()
 SYSTEM = System(
-    engine=Path("/store/engine"),
-    model=Path("/store/model/model.gguf"),
-    template=None,
+    parts={"engine": Path("/store/engine"), "model": Path("/store/model/model.gguf")},
     options=SERVER.read_options({}),
     engine_kind="llama-server",
     alias="model",
@@ -71,7 +69,7 @@ def test_the_v100_deployment_has_the_seeds_command():
     spec = parse_spec((CATALOG / "mistral-medium-3.5-v100.toml").read_text(encoding="utf-8"))
     system = replace(
         SYSTEM,
-        template=Path("/store/template/chat_template.jinja"),
+        parts={**SYSTEM.parts, "template": Path("/store/template/chat_template.jinja")},
         options=spec.serve,
         alias=spec.public_name,
         facts=ModelFacts("mistral3", 74_800_000_000, layers=88, context_length=262_144),
@@ -91,7 +89,7 @@ def test_argv_is_as_golden(path):
     options = read_table(FIELDS, case["options"], "serve")
     parts = {name: Path(case[name]) for name in ("template", "mmproj") if name in case}
     seat = Seat("127.0.0.1", 21000, devices=case.get("devices"))
-    made = launch(options, seat=seat, system=replace(SYSTEM, **parts))
+    made = launch(options, seat=seat, system=replace(SYSTEM, parts={**SYSTEM.parts, **parts}))
     assert made.argv == case["argv"]
     assert made.env == case.get("env", {})
     assert made.expect.context_per_slot == case["context_per_slot"]
@@ -128,7 +126,8 @@ def test_a_slot_of_a_unified_cache_shows_the_whole_context(options, trained, sho
 )
 def test_what_clients_may_ask_follows_from_options_and_parts(options, parts, capabilities):
     """The probes ask by this, not by the command."""
-    assert launch(options, system=replace(SYSTEM, **parts)).expect.capabilities == capabilities
+    made = launch(options, system=replace(SYSTEM, parts={**SYSTEM.parts, **parts}))
+    assert made.expect.capabilities == capabilities
 
 
 def test_every_named_field_stands_in_a_golden_file():
@@ -202,7 +201,7 @@ def test_context_above_the_models_own_is_refused():
 
 def test_an_own_template_needs_jinja():
     """Without Jinja the server takes only built-in templates."""
-    system = replace(SYSTEM, template=Path("/t.jinja"))
+    system = replace(SYSTEM, parts={**SYSTEM.parts, "template": Path("/t.jinja")})
     error = refusal({"jinja": False}, system=system)
     assert error.details["field"] == "serve.jinja"
 

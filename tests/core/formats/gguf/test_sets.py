@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mmadmin.core.errors import InvalidModel, InvalidSpec, NotFound
-from mmadmin.core.formats.gguf.sets import GgufSet, RepoFile, group, select, sibling, tokens_of
+from mmadmin.core.formats.gguf.sets import GgufSet, group, select, sibling, tokens_of
+from mmadmin.core.formats.protocol import RepoFile
 
 
 def listing(*paths: str) -> list[RepoFile]:

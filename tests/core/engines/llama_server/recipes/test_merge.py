@@ -17,7 +17,7 @@ import psutil
 import pytest
 from gguf import GGUFReader
 
-from mmadmin.core.build.builder import build
+from mmadmin.core.build.builder import UNOBSERVED, realise
 from mmadmin.core.build.derivation import Derivation
 from mmadmin.core.build.recipe import Json
 from mmadmin.core.engines.llama_server.recipes.merge import RECIPE
@@ -369,7 +369,7 @@ def test_kill_9_in_the_middle_of_a_merge(tmp_path: Path, engine_store: EngineSto
     merge = merge_graph(shards, engine)[-1]
     names = [found.name for found in store.objects()]
     assert not [name for name in names if name.endswith("-m")]
-    record = build(merge, store, toolbox_for(store))
+    record = realise(merge, store, toolbox_for(store), UNOBSERVED)
     assert len([found for found in store.objects() if found.name.endswith("-m")]) == 1
     merged = store.object_path(record.object) / "m.gguf"
     assert len(read_header(merged).tensors) == 6
