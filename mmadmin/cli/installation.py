@@ -18,12 +18,11 @@ from pathlib import Path
 
 from mmadmin.cli.variables import REMEMBERED, VARIABLES
 from mmadmin.core.errors import Conflict, InvalidInput
-from mmadmin.core.home import Home, Ports
+from mmadmin.core.home import DEFAULT_BIND, Home, Ports, own_address
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 SECRETS = ("django_secret_key", "key_pepper", "engine_master")
 SECRET_BYTES = 48
-DEFAULT_BIND = "127.0.0.1"
 
 
 def settings_file(home: Home) -> Path:
@@ -121,9 +120,9 @@ def bind_address() -> str:
 
 
 def reachable_address() -> str:
-    """An address at which this machine reaches its own panel and gate."""
-    bind = bind_address()
-    return {"0.0.0.0": DEFAULT_BIND, "::": "[::1]"}.get(bind, bind)  # noqa: S104 (compared only)
+    """The address in a URL by which this machine reaches its own panel and gate."""
+    address = own_address()
+    return f"[{address}]" if ":" in address else address
 
 
 def panel_url(ports: Ports) -> str:

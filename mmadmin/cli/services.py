@@ -14,14 +14,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx2
 import redis
 
-from mmadmin.cli.installation import CHECKOUT, bind_address, reachable_address
+from mmadmin.cli.installation import CHECKOUT, bind_address
 from mmadmin.cli.logs import tail
 from mmadmin.cli.variables import REMEMBERED
 from mmadmin.core.errors import Unreachable
 from mmadmin.core.home import Home, Ports
+from mmadmin.host.service_health import health_checks
 from mmadmin.host.supervisor import ProgramSpec, Supervisor
 
 STARTED_STATES = frozenset({"STARTING", "RUNNING"})
@@ -70,12 +70,11 @@ def services(home: Home, ports: Ports) -> list[Service]:
     env = environment(home, ports)
     external = os.environ.get("REDIS_URL", "")
     url = external or home.broker_url
-    panel = f"http://{reachable_address()}:{ports.panel}/healthz"
-    gate = f"http://127.0.0.1:{ports.metrics}/healthz"
+    checks = health_checks(ports)
     found = [] if external else [_broker(home, env)]
     found += [
-        Service(_panel(home, ports, env), lambda: _http_ok(panel, host=panel_host())),
-        Service(_gate(home, env), lambda: _http_ok(gate)),
+        Service(_panel(home, ports, env), checks["panel"].passes),
+        Service(_gate(home, env), checks["gate"].passes),
         Service(_worker(home, env), lambda: _worker_answers(url)),
         Service(_beat(home, env), lambda: True),
     ]
@@ -187,20 +186,6 @@ def _beat(home: Home, env: Mapping[str, str]) -> ProgramSpec:
         stopwaitsecs=10,
         priority=30,
     )
-
-
-def panel_host() -> str:
-    """A name that the panel answers to, for asking it from this machine."""
-    first = (os.environ.get("MM_ALLOWED_HOSTS") or "*").split(",")[0]
-    return "localhost" if first == "*" else first.lstrip(".")
-
-
-def _http_ok(url: str, *, host: str = "localhost") -> bool:
-    try:
-        answer = httpx2.get(url, headers={"Host": host}, timeout=2.0, trust_env=False)
-    except httpx2.HTTPError:
-        return False
-    return answer.status_code == httpx2.codes.OK
 
 
 def _broker_answers(url: str) -> bool:

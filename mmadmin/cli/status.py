@@ -28,14 +28,17 @@ from mmadmin.core.home import Home, Ports
 
 if TYPE_CHECKING:
     from deployments.models import Alarm
+    from mmadmin.host.supervisor import ProgramStatus
 
 
 def status_of(home: Home, ports: Ports) -> dict[str, Any]:
     """What runs and what is live; works while panel, broker and database are down."""
+    from mmadmin.host.service_health import silent_services
     from mmadmin.host.supervisor import Supervisor
 
     supervisor = Supervisor(home)
     programs = supervisor.status() if supervisor.running() else []
+    silent = {program.name for program in silent_services(programs, ports)}
     problem: MmError | None = None
     deployments: list[dict[str, Any]] = []
     proved: set[tuple[str, int | None]] = set()
@@ -54,9 +57,7 @@ def status_of(home: Home, ports: Ports) -> dict[str, Any]:
         "services": [
             {
                 "name": program.name,
-                "state": "running"
-                if (program.name, program.pid) in proved
-                else program.state.lower(),
+                "state": _state(program, proved, silent),
                 "pid": program.pid,
                 "uptime_s": program.uptime_s,
             }
@@ -65,6 +66,13 @@ def status_of(home: Home, ports: Ports) -> dict[str, Any]:
         "deployments": deployments,
         "database": problem.as_json() if problem else None,
     }
+
+
+def _state(program: ProgramStatus, proved: set[tuple[str, int | None]], silent: set[str]) -> str:
+    """A program's state in one or two words."""
+    if program.name in silent:
+        return "not answering"
+    return "running" if (program.name, program.pid) in proved else program.state.lower()
 
 
 def _of_the_records(error: Exception) -> MmError | None:

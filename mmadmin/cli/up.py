@@ -21,7 +21,7 @@ from mmadmin.cli.output import JsonFlag, console, emit_json, escape, seconds_tex
 from mmadmin.cli.status import status_of
 from mmadmin.core.callbacks import silent
 from mmadmin.core.errors import Unreachable
-from mmadmin.core.home import Home, Ports
+from mmadmin.core.home import DEFAULT_BIND, Home, Ports
 
 if TYPE_CHECKING:
     from mmadmin.core.callbacks import Report
@@ -146,11 +146,18 @@ def _clear_the_way(supervisor: Supervisor, *, quiet: bool) -> bool:
 
 
 def _start_services(supervisor: Supervisor, ports: Ports, *, restart: bool, quiet: bool) -> None:
-    from mmadmin.cli.services import Service, code_fingerprint, services, wait_until_answering
+    from mmadmin.cli.services import (
+        Service,
+        code_fingerprint,
+        environment,
+        services,
+        wait_until_answering,
+    )
     from mmadmin.host import watchdog
 
     home = supervisor.home
-    wanted = [*services(home, ports), Service(watchdog.program(home), lambda: True)]
+    env = environment(home, ports)
+    wanted = [*services(home, ports), Service(watchdog.program(home, env), lambda: True)]
     fingerprint = code_fingerprint() + "\n" + "\n".join(repr(s.spec) for s in wanted)
     stamp = home.run_dir / "services-code"
     running = _clear_the_way(supervisor, quiet=quiet)
@@ -217,7 +224,7 @@ def _show_welcome(home: Home, ports: Ports, admin: Admin, took: float) -> None:
     console.print(f"panel   [bold]{installation.panel_url(ports)}[/]")
     console.print(f"login   [bold]{escape(admin.username)}[/], {password}")
     console.print(f"API     [bold]{installation.gate_url(ports)}/v1[/]")
-    if installation.bind_address() == installation.DEFAULT_BIND:
+    if installation.bind_address() == DEFAULT_BIND:
         console.print("        [dim]only from this machine; for others: MM_BIND=0.0.0.0 mm up[/]")
     console.print(f"logs    {escape(str(home.logs))}, or: mm logs panel")
     console.print(f"[dim]ready in {seconds_text(took)}; `mm down` ends everything[/]")

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from mmadmin.core.errors import InvalidInput
 
+DEFAULT_BIND = "127.0.0.1"
 DEFAULT_PANEL_PORT = 8000
 DEFAULT_GATE_PORT = 20000
 NAME_MAX, PATH_MAX = 255, 1024
@@ -120,6 +121,12 @@ class Home:
     def broker_url(self) -> str:
         """`REDIS_URL` of the embedded broker."""
         return f"unix://{self.broker_socket}"
+
+
+def own_address(env: Mapping[str, str] = os.environ) -> str:
+    """The address at which this machine reaches its own panel and gate, by `MM_BIND`."""
+    bind = env.get("MM_BIND") or DEFAULT_BIND
+    return {"0.0.0.0": DEFAULT_BIND, "::": "::1"}.get(bind, bind)  # noqa: S104 (compared only)
 
 
 @dataclass(frozen=True, slots=True)

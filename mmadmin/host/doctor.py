@@ -35,6 +35,7 @@ from mmadmin.host import compiler
 from mmadmin.host.download import client
 from mmadmin.host.engine_process import port_owner
 from mmadmin.host.hub import Hub
+from mmadmin.host.service_health import silent_services
 from mmadmin.host.supervisor import Supervisor
 from mmadmin.host.tunnel import find_cloudflared, tunnels
 
@@ -303,6 +304,13 @@ def supervisor(patient: Patient) -> Result:
     stopped = [p.name for p in programs if p.name in SERVICES and p.state != "RUNNING"]
     if stopped:
         return Result("supervisor", "warn", f"not running: {', '.join(stopped)}", "run `mm up`")
+    if silent := silent_services(programs, patient.ports):
+        return Result(
+            "supervisor",
+            "fail",
+            f"not answering: {', '.join(program.name for program in silent)}",
+            f"wait a minute: the watchdog ends a service that hangs; else read {silent[0].log}",
+        )
     return Result("supervisor", "ok", f"{len(programs)} programs run")
 
 

@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -21,7 +21,7 @@ from threading import Timer
 
 import psutil
 
-from mmadmin.core.callbacks import silent
+from mmadmin.core.callbacks import Report, silent
 from mmadmin.core.engines.protocol import LaunchSpec
 from mmadmin.core.errors import Conflict, InvalidInput, InvalidSpec, ProbeFailed, Unreachable
 from mmadmin.core.home import Home
@@ -32,7 +32,7 @@ from mmadmin.host.supervisor import ProgramSpec, ProgramStatus, Supervisor
 from mmadmin.host.termination import end_processes
 
 STOP_WAIT_S = 15
-"""What an engine may take to end by itself after SIGTERM."""
+"""What an engine may take to end after SIGTERM."""
 RELEASE_S = 60.0
 """What the driver may take to give a dead process's memory back."""
 POLL_S = 0.1
@@ -315,21 +315,20 @@ def stop(
     port: int = 0,
     recorded: ProcessIdentity | None = None,
     term_s: float = STOP_WAIT_S,
-    on_progress: Callable[[str], None] | None = None,
+    on_progress: Report = silent,
 ) -> None:
-    """End an engine for certain: SIGTERM, wait, SIGKILL of its group, port and memory free.
+    """End an engine with all its processes; return when its port and memory are free.
 
-    `recorded` is its process as the record has it: an engine that outlived its supervisor is found
-    by it. Idempotent.
+    SIGTERM, then SIGKILL after `term_s`. `recorded` is its process by the records, so that an
+    engine that outlived its supervisor is found. Idempotent.
     Raises `Unreachable` when the port or the memory is not given back in time.
     """
-    say = on_progress or silent
     supervisor = Supervisor(home)
     tree = process_tree.members(recorded.pid) if recorded is not None and recorded.alive else []
     if supervisor.running():
         found = supervisor.program(uid)
         family = process_tree.members(found.pid) if found and found.pid else []
-        say(f"stopping {uid}")
+        on_progress(f"stopping {uid}")
         # Force comes after `term_s` at the latest, after the supervisor's own `stopwaitsecs` else.
         killer = Timer(term_s, end_processes, [family], {"patience_s": 0})
         killer.daemon = True
@@ -343,18 +342,18 @@ def stop(
     else:
         (home.supervisor / "engines" / f"{uid}.conf").unlink(missing_ok=True)
     if recorded is not None and recorded.alive:
-        say(f"ending process {recorded.pid}")
+        on_progress(f"ending process {recorded.pid}")
         end_processes([recorded], patience_s=term_s)
     launch_file(home, uid).unlink(missing_ok=True)
     shutil.rmtree(home.scratch(uid), ignore_errors=True)
     pids = {one.pid for one in [*tree, *([recorded] if recorded else [])]}
-    _wait_released(pids, port, say)
+    _wait_released(pids, port, on_progress)
 
 
-def _wait_released(pids: set[int], port: int, say: Callable[[str], None]) -> None:
+def _wait_released(pids: set[int], port: int, on_progress: Report) -> None:
     """Return when the port is free and no GPU counts memory for these pids."""
     give_up = time.monotonic() + RELEASE_S
-    told = False
+    reported = False
     while True:
         owner = port_owner(port) if port else None
         holds_port = owner is not None and owner.pid in pids
@@ -367,9 +366,9 @@ def _wait_released(pids: set[int], port: int, say: Callable[[str], None]) -> Non
                 f"the ended engine still holds {what} after {RELEASE_S:.0f} s",
                 remedy="look at the driver's log; the host may need a restart",
             )
-        if not told:
-            say("waiting until its port and memory are free")
-            told = True
+        if not reported:
+            on_progress("waiting until its port and memory are free")
+            reported = True
         time.sleep(POLL_S)
 
 

@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 import httpx2
 
-from mmadmin.core.callbacks import silent
+from mmadmin.core.callbacks import Report, silent
 from mmadmin.core.chat_templates.patches import conversations, problem_of
 from mmadmin.core.engines.probes import (
     ALWAYS_REQUIRED,
@@ -117,7 +117,7 @@ def run_probes(
     required: Collection[str] = (),
     brief: bool = False,
     slowest_milli: int = 0,
-    on_progress: Callable[[str], None] = silent,
+    on_progress: Report = silent,
     check: Callable[[], None] = silent,
 ) -> ProbeReport:
     """Ask every row and report. Blocking, may be called again; leaves nothing in the engine.
@@ -152,7 +152,7 @@ def prove(
     deadline_s: float | None = None,
     parent_report: Mapping[str, Any] | None = None,
     brief: bool = False,
-    on_progress: Callable[[str], None] = silent,
+    on_progress: Report = silent,
     check: Callable[[], None] = silent,
 ) -> ProbeReport:
     """Everything before the flip: wait until it is ready and the right one, ask the rows.
@@ -185,7 +185,7 @@ def ask_rest(
     report: Mapping[str, Any],
     *,
     may_generate: Callable[[], bool],
-    on_progress: Callable[[str], None] = silent,
+    on_progress: Report = silent,
 ) -> dict[str, Any]:
     """A brief report with the rows that it lacks, of an engine that serves. Blocking.
 

@@ -18,7 +18,7 @@ from typing import Any
 import httpx2
 
 from mmadmin.core.build.recipe import Json
-from mmadmin.core.callbacks import silent
+from mmadmin.core.callbacks import Report, silent
 from mmadmin.core.engines.protocol import LaunchSpec, Task
 from mmadmin.core.engines.questions import UNREADABLE, Context
 from mmadmin.core.errors import ProbeFailed, Unreachable
@@ -74,7 +74,7 @@ def wait_ready(
     secret: str,
     *,
     deadline_s: float | None = None,
-    on_progress: Callable[[str], None] = silent,
+    on_progress: Report = silent,
     check: Callable[[], None] = silent,
 ) -> Ready:
     """Wait until the engine has proved itself. Blocking; changes nothing; may be called again.

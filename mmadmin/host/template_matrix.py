@@ -110,7 +110,7 @@ def tokens_of(launch: LaunchSpec, secret: str) -> Mapping[str, Json]:
         try:
             return client.ask(question)
         except (httpx2.HTTPError, Unanswered) as error:
-            raise _silent(error) from error
+            raise _unreachable(error) from error
 
 
 def render_on_engine(launch: LaunchSpec, secret: str) -> Renders | None:
@@ -131,14 +131,14 @@ def render_on_engine(launch: LaunchSpec, secret: str) -> Renders | None:
                     renders[row] = {"output": rendering.read(answer.text)}
                     continue
             except (httpx2.HTTPError, *UNREADABLE) as error:
-                raise _silent(error) from error
+                raise _unreachable(error) from error
             # A refusal of the template may quote its source; the reason is in the last line.
             last = (client.message(answer) or f"HTTP {answer.status_code}").splitlines()[-1]
             renders[row] = {"error": last.removeprefix("Error: ")}
     return renders
 
 
-def _silent(error: Exception) -> Unreachable:
+def _unreachable(error: Exception) -> Unreachable:
     return Unreachable(
         f"the engine does not answer: {error or type(error).__name__}",
         remedy="`mm status` says whether it runs",

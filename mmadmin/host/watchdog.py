@@ -8,7 +8,8 @@ brings the other back; a reboot, or the death of both at once, is left to the ma
 
 It also keeps the record of the programs' processes fresh (without it, a program that hides its
 environment could not be found once its parent is dead), and restarts services that supervisord has
-given up, for example because a port was taken or the disk was full. Engines are left to the watch.
+given up, for example because a port was taken or the disk was full. A panel or gate that runs and
+answers nothing for a minute is killed, and so started again. Engines are left to the watch.
 """
 
 from __future__ import annotations
@@ -17,12 +18,16 @@ import logging
 import os
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
 from mmadmin.core.errors import MmError, Unreachable
-from mmadmin.core.home import Home
-from mmadmin.host.supervisor import ProgramSpec, Supervisor
+from mmadmin.core.home import Home, Ports
+from mmadmin.host.process_tree import members
+from mmadmin.host.service_health import silent_services
+from mmadmin.host.supervisor import ProgramSpec, ProgramStatus, Supervisor
+from mmadmin.host.termination import end_processes
 
 NAME = "watchdog"
 PRIORITY = 999
@@ -32,17 +37,22 @@ LOOK_S = 2.0
 """Between two looks at the programs."""
 RETRY_S = 30.0
 """Between two attempts at services that were given up."""
+HUNG_S = 60.0
+"""A service that runs and does not answer for this long hangs."""
+HUNG_PATIENCE_S = 5.0
+"""What it gets to end after SIGTERM; then it is killed and the supervisor starts it again."""
 PAUSE_S = 1.0
 """After a failed attempt, doubled with each one."""
 PAUSE_MAX_S = 60.0
 log = logging.getLogger("mmadmin.watchdog")
 
 
-def program(home: Home) -> ProgramSpec:
+def program(home: Home, env: Mapping[str, str]) -> ProgramSpec:
     """The watchdog as the supervisor runs it."""
     return ProgramSpec(
         name=NAME,
         argv=[sys.executable, "-m", "mmadmin.host.watchdog", str(home.root)],
+        env=env,
         cwd=Path(__file__).resolve().parents[2],
         log=home.logs / f"{NAME}.log",
         startsecs=1,
@@ -58,12 +68,13 @@ def watch(home: Home) -> None:
         filename=home.logs / f"{NAME}.log", format="%(asctime)s %(message)s", level=logging.INFO
     )
     daemon = _daemon_pid(home)
-    look_at = retry_at = time.monotonic()
+    services = Services(Supervisor(home), Ports.from_env())
+    look_at = time.monotonic()
     while os.getppid() == daemon:
         if time.monotonic() >= look_at:
-            look_at = time.monotonic() + LOOK_S
             with suppress(Unreachable):  # it is ending
-                retry_at = _look(Supervisor(home), retry_at)
+                services.look()
+            look_at = time.monotonic() + LOOK_S
         time.sleep(POLL_S)
     pause_s = PAUSE_S
     while not _brought_back(home):
@@ -71,19 +82,39 @@ def watch(home: Home) -> None:
         pause_s = min(pause_s * 2, PAUSE_MAX_S)
 
 
-def _look(supervisor: Supervisor, retry_at: float) -> float:
-    """Record the programs' processes and restart services that were given up.
+class Services:
+    """The services that the watchdog looks after, and when it did something about them."""
 
-    Returns the time of the next attempt.
-    """
-    given_up = [p.name for p in supervisor.status() if p.state == "FATAL"]
-    services = [name for name in given_up if supervisor.is_service(name)]
-    if not services or time.monotonic() < retry_at:
-        return retry_at
-    for name in services:
-        log.info("the supervisor gave up %s: starting it again", name)
-        supervisor.start_again(name)
-    return time.monotonic() + RETRY_S
+    def __init__(self, supervisor: Supervisor, ports: Ports) -> None:
+        self._supervisor = supervisor
+        self._ports = ports
+        self._retry_at = time.monotonic()
+        self._silent_since: dict[int, float] = {}
+        """Pid → the time of the first look without an answer."""
+
+    def look(self) -> None:
+        """Record the programs' processes; restart what was given up, end what hangs."""
+        programs = self._supervisor.status()
+        given_up = [program.name for program in programs if program.state == "FATAL"]
+        self._start_again([name for name in given_up if self._supervisor.is_service(name)])
+        self._end_hung(silent_services(programs, self._ports))
+
+    def _start_again(self, names: list[str]) -> None:
+        if not names or time.monotonic() < self._retry_at:
+            return
+        for name in names:
+            log.info("the supervisor gave up %s: starting it again", name)
+            self._supervisor.start_again(name)
+        self._retry_at = time.monotonic() + RETRY_S
+
+    def _end_hung(self, silent: list[ProgramStatus]) -> None:
+        now = time.monotonic()
+        found = {program.pid: program.name for program in silent if program.pid is not None}
+        self._silent_since = {pid: self._silent_since.get(pid, now) for pid in found}
+        for pid, since in self._silent_since.items():
+            if now - since >= HUNG_S:
+                log.warning("%s has not answered for %.0f s: ending it", found[pid], now - since)
+                end_processes(members(pid), patience_s=HUNG_PATIENCE_S)
 
 
 def _daemon_pid(home: Home) -> int:

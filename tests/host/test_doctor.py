@@ -22,6 +22,7 @@ from mmadmin.host import doctor
 from mmadmin.host.doctor import Patient, Result, nvidia_cards, run_checks, worst
 from mmadmin.host.facts import host_facts
 from mmadmin.host.hub import Hub
+from mmadmin.host.supervisor import ProgramStatus
 from mmadmin.host.tunnel import Tunnel, TunnelState
 from tests.support.hub import local_hub
 from tests.support.ports import free_port, free_ports
@@ -279,9 +280,9 @@ def test_programs_that_fail_are_named(
             def running(self) -> bool:
                 return True
 
-            def status(self) -> list[SimpleNamespace]:
+            def status(self) -> list[ProgramStatus]:
                 return [
-                    SimpleNamespace(name=n, state=s, words="", log=tmp_path / n, pid=1)
+                    ProgramStatus(n, s, pid=1, uptime_s=60, exit_status=0, log=tmp_path / n)
                     for n, s in states
                 ]
 
@@ -293,5 +294,8 @@ def test_programs_that_fail_are_named(
     assert "mm logs gate" in found.remedy
     monkeypatch.setattr(doctor, "Supervisor", supervised(("worker", "STOPPED")))
     assert doctor.supervisor(patient).level == "warn"
-    monkeypatch.setattr(doctor, "Supervisor", supervised(("gate", "RUNNING")))
+    monkeypatch.setattr(doctor, "Supervisor", supervised(("worker", "RUNNING")))
     assert doctor.supervisor(patient).level == "ok"
+    monkeypatch.setattr(doctor, "Supervisor", supervised(("gate", "RUNNING")))
+    found = doctor.supervisor(patient)
+    assert (found.level, found.fact) == ("fail", "not answering: gate")

@@ -18,10 +18,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from mmadmin.core.home import Home
+from mmadmin.core.home import Home, Ports
 from mmadmin.core.process_identity import ProcessIdentity
 from mmadmin.host import watchdog
+from mmadmin.host.service_health import HealthCheck, health_checks, silent_services
 from mmadmin.host.supervisor import ProgramSpec, Supervisor
+from tests.support.ports import free_port
 
 PATIENCE_S = 60
 
@@ -52,7 +54,7 @@ def services(home: Home) -> list[ProgramSpec]:
     """A service that ends when it is told to, and the watchdog."""
     return [
         ProgramSpec("service", ["/bin/sleep", "600"], home.logs / "service.log"),
-        watchdog.program(home),
+        watchdog.program(home, {}),
     ]
 
 
@@ -123,7 +125,7 @@ def test_a_program_that_hides_its_environment_is_ended_too(site: Supervisor) -> 
     """Started again since anyone asked, it is known by the watchdog's own look at it."""
     hidden = ["/usr/bin/env", "-u", "SUPERVISOR_SERVER_URL", "/bin/sleep", "600"]
     service = ProgramSpec("service", hidden, site.home.logs / "service.log")
-    site.launch([service, watchdog.program(site.home)])
+    site.launch([service, watchdog.program(site.home, {})])
     wait_for("all", lambda: all_run(site))
     first = site.pid("service")
     assert first
@@ -146,7 +148,7 @@ def test_a_service_that_was_given_up_is_tried_again(site: Supervisor, tmp_path: 
     argv = ["/bin/sh", "-c", f"test -e {needed} && exec sleep 600"]
     service = ProgramSpec("service", argv, site.home.logs / "service.log", startretries=0)
     engine = ProgramSpec("engine", argv, site.home.logs / "engine.log", startretries=0)
-    site.launch([service, watchdog.program(site.home)])
+    site.launch([service, watchdog.program(site.home, {})])
     site.start_program(engine)
     for program in ("service", "engine"):
         wait_for("the end of patience", partial(given_up, site, program))
@@ -159,6 +161,63 @@ def given_up(supervisor: Supervisor, name: str) -> bool:
     """The supervisor has no more patience with a program."""
     found = supervisor.program(name)
     return found is not None and found.state == "FATAL"
+
+
+SERVE = """
+import http.server, sys
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200 if self.path == "/healthz" else 404)
+        self.end_headers()
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+"""
+
+
+@pytest.fixture
+def gate(site: Supervisor) -> tuple[ProgramSpec, Ports]:
+    """A service that answers for its health, under the gate's name."""
+    ports = Ports(panel=free_port(), gate=free_port(), metrics=free_port(), engines_from=1)
+    script = site.home.root / "serve.py"
+    script.write_text(SERVE)
+    argv = [sys.executable, str(script), str(ports.metrics)]
+    spec = ProgramSpec("gate", argv, site.home.logs / "gate.log", startsecs=0)
+    site.launch([spec])
+    wait_for("its answer", health_checks(ports)["gate"].passes)
+    return spec, ports
+
+
+def test_a_service_that_hangs_is_ended_and_started_again(
+    site: Supervisor, gate: tuple[ProgramSpec, Ports], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only after it was silent for long; one that answers again in time is left alone."""
+    monkeypatch.setattr("mmadmin.host.service_health.ANSWER_S", 0.2)
+    monkeypatch.setattr("mmadmin.host.service_health.START_S", 0)
+    monkeypatch.setattr(watchdog, "HUNG_PATIENCE_S", 0.2)
+    services = watchdog.Services(site, gate[1])
+    pid = site.pid("gate")
+    assert pid
+    os.kill(pid, signal.SIGSTOP)
+    services.look()
+    assert [p.name for p in silent_services(site.status(), gate[1])] == ["gate"]
+    os.kill(pid, signal.SIGCONT)
+    services.look()
+    monkeypatch.setattr(watchdog, "HUNG_S", 0.5)
+    os.kill(pid, signal.SIGSTOP)
+    services.look()
+    assert site.pid("gate") == pid, "it is silent only since now"
+    time.sleep(0.5)
+    services.look()
+    wait_for("another", lambda: site.pid("gate") not in (None, pid))
+    wait_for("its answer", health_checks(gate[1])["gate"].passes)
+
+
+def test_a_service_that_is_asked_by_its_public_name_answers() -> None:
+    """The panel refuses names that it does not serve, and may listen on another address."""
+    ports = Ports(panel=1, gate=2, metrics=3, engines_from=4)
+    checks = health_checks(ports, {"MM_ALLOWED_HOSTS": ".example.org,x", "MM_BIND": "::"})
+    assert checks["panel"] == HealthCheck("::1", 1, "example.org")
+    assert checks["gate"] == HealthCheck("127.0.0.1", 3)
+    assert health_checks(ports, {"MM_BIND": "0.0.0.0"})["panel"] == HealthCheck("127.0.0.1", 1)
 
 
 def test_the_watchdog_of_an_older_installation_is_replaced(site: Supervisor) -> None:
@@ -235,8 +294,10 @@ def test_two_ends_at_once_end_once(site: Supervisor) -> None:
 START = """
 import sys
 from pathlib import Path
-from mmadmin.core.home import Home
+from mmadmin.core.home import Home, Ports
+from mmadmin.host.service_health import HealthCheck, health_checks, silent_services
 from mmadmin.host.supervisor import ProgramSpec, Supervisor
+from tests.support.ports import free_port
 home = Home(Path(sys.argv[1]))
 Supervisor(home).launch([ProgramSpec("service", ["/bin/sleep", "600"], home.logs / "service.log")])
 """
