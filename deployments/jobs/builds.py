@@ -298,6 +298,10 @@ def _realise(
     return done.object
 
 
+WAITS_FOR_LENGTH = 200
+"""Characters that a step's row has room for."""
+
+
 class StepRecorder:
     """Writes each step's fate into its row: the builder's `Observer`."""
 
@@ -343,7 +347,7 @@ class StepRecorder:
         """The step is being built or fetched."""
         self.recorder.check()
         if self.step(derivation).waits_for:
-            self._go_on(derivation, "did not get it made")
+            self._go_on(derivation, f"no longer waits for {self.step(derivation).waits_for}")
         self._write(
             derivation,
             state=StepState.RUNNING,
@@ -355,9 +359,10 @@ class StepRecorder:
         )
 
     def step_waiting(self, derivation: Derivation, holder: str) -> None:
-        """Another builder makes the same: say who, once, and look for a cancel each time."""
+        """Say what it waits for when that is new, and look for a cancel each time."""
         self.recorder.check()
         step = self.step(derivation)
+        holder = holder[:WAITS_FOR_LENGTH]
         if step.waits_for == holder:
             return
         if not step.waits_for:
@@ -366,10 +371,10 @@ class StepRecorder:
         self.recorder.log(waits_words(holder), step.pk)
         self._write(derivation, state=StepState.WAITING, waits_for=holder, started_at=None)
 
-    def _go_on(self, derivation: Derivation, outcome: str) -> None:
+    def _go_on(self, derivation: Derivation, message: str) -> None:
         """The wait is over."""
         step = self.step(derivation)
-        self.recorder.log(f"{step.waits_for} {outcome}", step.pk)
+        self.recorder.log(message, step.pk)
         step.waits_for = ""
         self.recorder.phase("building")
 
@@ -381,7 +386,7 @@ class StepRecorder:
         more: dict[str, Any] = {}
         if step.waits_for:
             more = {"why": f"made meanwhile by {step.waits_for}", "waits_for": ""}
-            self._go_on(derivation, "has made it")
+            self._go_on(derivation, f"{step.waits_for} has made it")
         self._write(
             derivation,
             state=StepState.CACHED,

@@ -173,7 +173,10 @@ class Machine:
         cancelled: Callable[[], bool],
     ) -> StepTools:
         """The hands of one build step; no step's program may see the secrets."""
-        config = HostConfig.from_env(self.home.store / "downloads", hidden=[self.home.secrets])
+        config = replace(
+            HostConfig.from_env(self.home.store / "downloads", hidden=[self.home.secrets]),
+            starting=self._starting,
+        )
         return HostToolbox(staging, log, progress, cancelled, config=config)
 
     # --- browses
@@ -218,15 +221,7 @@ class Machine:
     ) -> Beside:
         """Whether there is memory for it now, beside or instead of what runs, and on which GPUs."""
         facts = self.facts()
-        starting = [
-            replica
-            for replica in Replica.objects.filter(
-                host__name=settings.HOST_NAME,
-                state__in=(ReplicaState.STARTING, ReplicaState.PROBING),
-            ).select_related("generation__deployment", "host")
-            if replica not in gone and replica != running
-        ]
-        facts = promised(facts, [self._promise(replica, facts) for replica in starting])
+        facts = promised(facts, self._starting(facts, but=[*gone, *([running] if running else [])]))
         for replica in gone:
             if (held := self._holds(replica, facts)) is not None:
                 facts = freed(facts, held)
@@ -264,6 +259,20 @@ class Machine:
         if view.devices or predicted is None:
             return view
         return replace(view, devices=predicted.running(view.name, None, facts).devices)
+
+    def _starting(
+        self, facts: HostFacts | None = None, but: Sequence[Replica] = ()
+    ) -> list[Running]:
+        """What engines that still load were given and have not taken yet."""
+        found = Replica.objects.filter(
+            host__name=settings.HOST_NAME,
+            state__in=(ReplicaState.STARTING, ReplicaState.PROBING),
+        ).select_related("generation__deployment", "host")
+        replicas = [replica for replica in found if replica not in but]
+        if not replicas:
+            return []
+        facts = facts or self.facts()
+        return [self._promise(replica, facts) for replica in replicas]
 
     def _promise(self, replica: Replica, facts: HostFacts) -> Running:
         """What an engine that is still loading has not taken yet of what it was given."""

@@ -113,6 +113,8 @@ def _main(total: int, free: int, replicas: list[Replica]) -> Memory:
 
 def _card(gpu: dict[str, Any], by_pid: dict[int, str]) -> Memory:
     total, free = int(gpu["memory_total_bytes"]), int(gpu["memory_free_bytes"])
+    steps = {lease["pid"]: lease["owner"] for lease in gpu.get("leases", ())}
+    by_pid = {**steps, **by_pid}
     parts: list[tuple[str, int, str]] = []
     for process in gpu.get("processes") or []:
         family = (process["pid"], *process.get("ancestors", ()))

@@ -121,8 +121,14 @@ SECTIONS: dict[str, tuple[Variable, ...]] = {
         Variable("MM_SANDBOX", "how steps are shut in: bubblewrap, unshare or none", "the best"),
         Variable("MM_JOBS", "compile jobs at the same time", "number of cores"),
         Variable("MM_BUILDS_AT_ONCE", "builds at the same time on this host", "2", least=1),
-        Variable("MM_STEP_TIME_S", "longest time of a program in a step, s", "1 day"),
-        Variable("MM_STEP_SILENCE_S", "longest silence of a program in a step, s", "2 hours"),
+        Variable(
+            "MM_STEP_TIME_S", "longest time of a program in a step, s", "1 day, or the recipe's"
+        ),
+        Variable(
+            "MM_STEP_SILENCE_S",
+            "longest silence of a program in a step, s",
+            "2 hours, or the recipe's",
+        ),
         Variable("MM_STEP_LOG_BYTES", "largest log of a step, bytes", "64 MiB"),
         Variable("MM_STEP_MEMORY_BYTES", "most memory of a program in a step, bytes", "no limit"),
         Variable("HF_ENDPOINT", "another model hub", "huggingface.co", remembered=False),

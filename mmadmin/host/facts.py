@@ -6,11 +6,14 @@ has no GPUs.
 
 from __future__ import annotations
 
+import fcntl
+import json
 import os
 import platform
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +21,10 @@ import psutil
 import pynvml
 
 from mmadmin.core.errors import ToolMissing
-from mmadmin.core.fit.facts import DiskFacts, GpuFacts, GpuProcess, HostFacts
+from mmadmin.core.fit.facts import DiskFacts, GpuFacts, GpuLease, GpuProcess, HostFacts
 from mmadmin.host import compiler as toolchain
 
+CONTROL_NODES = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools")
 _NVLINK_MAX = 18
 """`NVML_NVLINK_MAX_LINKS`."""
 
@@ -29,7 +33,7 @@ def host_facts(store: Path | None = None) -> HostFacts:
     """Look at this machine; `store` names a folder of the disk that is asked for its room."""
     memory = psutil.virtual_memory()
     model, features = _cpu()
-    driver, gpus = driver_and_gpus()
+    driver, gpus = driver_and_gpus(lease_folder(store) if store else None)
     disk = shutil.disk_usage(_existing(store or Path.cwd()))
     return HostFacts(
         arch=platform.machine(),
@@ -121,8 +125,16 @@ def _cpu() -> tuple[str, tuple[str, ...]]:
     return model, tuple(sorted(set(features.split())))
 
 
-def driver_and_gpus() -> tuple[str, tuple[GpuFacts, ...]]:
-    """Driver version and GPUs; both empty without NVIDIA's library."""
+def lease_folder(store: Path) -> Path:
+    """Where running steps of a store say which GPUs they hold (`mmadmin.host.gpu_leases`)."""
+    return store / "locks" / "gpus"
+
+
+def driver_and_gpus(leases: Path | None = None) -> tuple[str, tuple[GpuFacts, ...]]:
+    """Driver version and GPUs; both empty without NVIDIA's library.
+
+    `leases` is the folder of the leases that are put beside them.
+    """
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
@@ -132,9 +144,47 @@ def driver_and_gpus() -> tuple[str, tuple[GpuFacts, ...]]:
         count = pynvml.nvmlDeviceGetCount()
         handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(count)]
         buses = {_bus(pynvml.nvmlDeviceGetPciInfo(h)): i for i, h in enumerate(handles)}
-        return driver, tuple(_gpu(i, handle, buses) for i, handle in enumerate(handles))
+        gpus = [_gpu(i, handle, buses) for i, handle in enumerate(handles)]
     finally:
         pynvml.nvmlShutdown()
+    return driver, tuple(with_leases(gpus, leases) if leases else gpus)
+
+
+def gpu_nodes(indices: Sequence[int]) -> list[Path]:
+    """The device files that a program needs to use these GPUs, and no other GPU's."""
+    pynvml.nvmlInit()
+    try:
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in indices]
+        minors = [pynvml.nvmlDeviceGetMinorNumber(handle) for handle in handles]
+    finally:
+        pynvml.nvmlShutdown()
+    nodes = [Path("/dev") / name for name in CONTROL_NODES]
+    nodes += [Path(f"/dev/nvidia{minor}") for minor in minors]
+    return [node for node in nodes if node.exists()]
+
+
+def with_leases(gpus: Sequence[GpuFacts], folder: Path) -> list[GpuFacts]:
+    """The GPUs with what running steps hold of them; a lease that nobody holds is removed."""
+    found: dict[int, list[GpuLease]] = {}
+    for path in folder.glob("*.json"):
+        if (lease := _lease(path)) is not None:
+            for index, size in lease["gpus"].items():
+                one = GpuLease(lease["owner"], lease["pid"], size)
+                found.setdefault(int(index), []).append(one)
+    return [replace(gpu, leases=tuple(found.get(gpu.index, ()))) for gpu in gpus]
+
+
+def _lease(path: Path) -> dict[str, Any] | None:
+    try:
+        with path.open("rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return dict(json.load(file))
+            path.unlink()  # its holder was killed
+    except (FileNotFoundError, ValueError):  # it ended, or is being written
+        pass
+    return None
 
 
 def _gpu(index: int, handle: Any, buses: Mapping[str, int]) -> GpuFacts:

@@ -41,6 +41,8 @@ class Sandbox:
     """Folders that look empty inside (secrets); only bubblewrap can do it."""
     visible: Sequence[Path] = ()
     """Folders below a hidden one that are needed all the same, read-only."""
+    devices: Sequence[Path] = ()
+    """Device files that the step may use (GPUs); at the other levels all are there."""
 
     def wrap(self, argv: Sequence[str], *, cwd: Path) -> list[str]:
         """The argv that runs `argv` inside these walls; `cwd` is its working folder."""
@@ -57,6 +59,8 @@ class Sandbox:
                 args += ["--tmpfs", str(folder)]
         for folder in self.visible:
             args += ["--ro-bind", str(folder), str(folder)]
+        for node in self.devices:
+            args += ["--dev-bind", str(node), str(node)]
         for folder in self.writable:
             args += ["--bind", str(folder), str(folder)]
         return [

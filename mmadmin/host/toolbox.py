@@ -10,8 +10,9 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -20,14 +21,21 @@ from mmadmin.core.build.recipe import (
     Growing,
     Json,
     LineHook,
+    Requirements,
     Source,
 )
+from mmadmin.core.callbacks import Report
+from mmadmin.core.engines.protocol import visible_gpus
 from mmadmin.core.errors import (
     Cancelled,
     InvalidInput,
     StepFailed,
 )
+from mmadmin.core.fit.facts import GpuFacts
+from mmadmin.core.fit.placement import Running
 from mmadmin.host import compiler, process
+from mmadmin.host.facts import gpu_nodes
+from mmadmin.host.gpu_leases import Granted, hold
 from mmadmin.host.policy import Policy
 from mmadmin.host.process import Limits
 from mmadmin.host.sandbox import Level, Sandbox, environment, level_from
@@ -85,6 +93,10 @@ class HostConfig:
     """Folders that no step's program may see (secrets)."""
     policy: Policy = Policy()  # noqa: RUF009 (frozen)
     hub: Hub | None = None
+    set_here: frozenset[str] = frozenset()
+    """Limits that this host sets itself: they hold for every recipe."""
+    starting: Callable[[], Sequence[Running]] = tuple
+    """Engines that have been given GPU memory and still load."""
 
     @classmethod
     def from_env(
@@ -92,11 +104,14 @@ class HostConfig:
     ) -> HostConfig:
         """Read `MM_SANDBOX`, `MM_JOBS` and the step limits from the environment.
 
+        A time or silence limit that is set holds for every recipe; else a recipe may have its own.
+
         `MM_STEP_TIME_S`, `MM_STEP_SILENCE_S`, `MM_STEP_LOG_BYTES`, `MM_STEP_MEMORY_BYTES`;
         0 = no limit.
         """
         env = os.environ if env is None else env
         plain = STEP_LIMITS
+        names = {"time_s": "MM_STEP_TIME_S", "silence_s": "MM_STEP_SILENCE_S"}
         return cls(
             downloads=downloads,
             sandbox=env.get("MM_SANDBOX") or "auto",
@@ -108,6 +123,7 @@ class HostConfig:
                 memory_bytes=_number(env, "MM_STEP_MEMORY_BYTES", plain.memory_bytes),
             ),
             hidden=hidden,
+            set_here=frozenset(name for name, setting in names.items() if env.get(setting)),
         )
 
 
@@ -118,6 +134,11 @@ def _number(env: Mapping[str, str], name: str, default: int) -> int:
     if not text.isdigit():
         raise InvalidInput(f"{name} is {text!r}", remedy="give a whole number")
     return int(text)
+
+
+def _gpu_environment(gpus: Sequence[GpuFacts]) -> Mapping[str, str]:
+    """Shows a CUDA program the step's GPUs alone, numbered from 0."""
+    return visible_gpus([gpu.index for gpu in gpus], [gpu.uuid for gpu in gpus])
 
 
 @dataclass(slots=True)
@@ -135,9 +156,32 @@ class HostToolbox:
     _planned: int = field(default=0, init=False)
     """Bytes that were reserved: what all downloads of a fetch come to."""
     _fetched: int = field(default=0, init=False)
+    _limits: Limits = field(init=False)
+    _granted: Granted = field(default=Granted(), init=False)
 
     def __post_init__(self) -> None:
         self.sandbox_level = level_from(self.config.sandbox)
+        self._limits = self.config.limits
+
+    @contextmanager
+    def holding(self, wanted: Requirements, owner: str, on_wait: Report) -> Iterator[None]:
+        """Hold what the step requires; see `StepTools`."""
+        if wanted.disk_bytes:
+            self.staging.reserve(wanted.disk_bytes)
+        own = {"time_s": wanted.time_s, "silence_s": wanted.silence_s}
+        asked = {k: v for k, v in own.items() if v is not None and k not in self.config.set_here}
+        self._limits = replace(self.config.limits, **asked)
+        with hold(
+            self.config.downloads.parent,
+            wanted,
+            owner,
+            starting=self.config.starting,
+            check=self._check,
+            on_wait=on_wait,
+        ) as self._granted:
+            if held := ", ".join(str(gpu.index) for gpu in self._granted.gpus):
+                self.log(f"it has GPU {held}")
+            yield
 
     @property
     def scratch(self) -> Path:
@@ -168,7 +212,9 @@ class HostToolbox:
         self._check()
         where = cwd or self.scratch
         writes = (self.scratch, self.staging.out, *writable)
-        sandbox = self._sandbox(writes)
+        gpus = self._granted.gpus
+        nodes = gpu_nodes([gpu.index for gpu in gpus]) if gpus else ()
+        sandbox = replace(self._sandbox(writes), devices=nodes)
 
         def hand_on(line: str) -> None:
             self.log_sink(line)
@@ -184,11 +230,11 @@ class HostToolbox:
         process.run(
             sandbox.wrap(list(map(str, argv)), cwd=where),
             cwd=where,
-            env=environment(self.scratch, env),
+            env=environment(self.scratch, {**_gpu_environment(gpus), **(env or {})}),
             on_line=hand_on,
             cancelled=cancelled,
-            limits=self.config.limits,
-            inherit_fds=self.staging.inherit,
+            limits=self._limits,
+            inherit_fds=[*self.staging.inherit, *self._granted.inherit],
             may_fill=writes,
             name=Path(argv[0]).name,
         )

@@ -114,6 +114,6 @@ def test_a_step_that_another_builder_makes_is_told_once(capsys) -> None:
     for holder in ("build 3 of a/1", "build 3 of a/1", "build 4 of b/1"):
         watcher.step_waiting(engine, holder)
     assert capsys.readouterr().out.splitlines()[1:] == [
-        "· build-engine llama.cpp  waits for build 3 of a/1 (the same step is being built)",
-        "· build-engine llama.cpp  waits for build 4 of b/1 (the same step is being built)",
+        "· build-engine llama.cpp  waits for build 3 of a/1",
+        "· build-engine llama.cpp  waits for build 4 of b/1",
     ]

@@ -102,7 +102,7 @@ def test_a_step_that_another_build_makes_is_told(build: Build, script: list, cap
     script += [wait, lambda: None, end]
     follow.follow_build(build.pk)
     said = capsys.readouterr().out
-    words = "· build-engine llama.cpp  waits for build 3 of other/1 (the same step is being built)"
+    words = "· build-engine llama.cpp  waits for build 3 of other/1"
     assert said.count(words) == 1
     assert "= build-engine llama.cpp  cached: made by build 3 of other/1" in said
     assert "▸" not in said

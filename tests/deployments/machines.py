@@ -21,7 +21,15 @@ from deployments.jobs.builds import Description
 from deployments.models import Generation, Replica
 from mmadmin.core.build.builder import StepTools
 from mmadmin.core.build.derivation import Derivation
-from mmadmin.core.build.recipe import FixedFile, Json, Params, PathSource, Recipe, Toolbox
+from mmadmin.core.build.recipe import (
+    FixedFile,
+    Json,
+    Params,
+    PathSource,
+    Recipe,
+    Requirements,
+    Toolbox,
+)
 from mmadmin.core.engines.llama_server.questions import QUESTIONS
 from mmadmin.core.engines.protocol import Expectation, LaunchSpec, Seat
 from mmadmin.core.errors import Cancelled, Gated, MmError, ProbeFailed, Unreachable
@@ -138,6 +146,9 @@ class ToyRecipe:
         (out / "result").write_text(self.content(params))
         note(f"end {self.kind} {os.getpid()}")
 
+    def requires(self, params: Params) -> Requirements:
+        return Requirements(gpus=int(self.kind in told("gpu-steps", [])))
+
 
 class ToyTools:
     sandbox_level = "none"
@@ -154,6 +165,14 @@ class ToyTools:
     def _check(self) -> None:
         if self._cancelled():
             raise Cancelled("cancelled")
+
+    @contextmanager
+    def holding(self, wanted: Requirements, owner: str, on_wait: Any) -> Iterator[None]:
+        while wanted.gpus and told("gpu-holder"):
+            self._check()
+            on_wait(f"20.0 GiB of GPU 0; {told('gpu-holder')} holds 24.0 GiB")
+            time.sleep(0.05)
+        yield
 
     def log(self, line: str) -> None:
         self._check()

@@ -258,7 +258,7 @@ def test_a_build_says_whose_step_it_waits_for(people: People) -> None:
     try:
         until(lambda: engine.exclude(waits_for="").exists())
         step = engine.get()
-        words = f"waits for build {first.pk} of smol/1 (the same step is being built)"
+        words = f"waits for build {first.pk} of smol/1"
         assert (step.state, step.words, step.started_at) == (StepState.WAITING, words, None)
         second.refresh_from_db()
         assert (second.state, second.phase) == (JobState.RUNNING, "waiting")

@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 
 from deployments import actions, queries, tasks
-from deployments.models import Activation, Generation, Replica
+from deployments.models import Activation, Build, BuildStep, Generation, Replica
 from mmadmin.core.fit.placement import Footprint, footprints_as_json
 from tests.deployments import machines
 from tests.deployments.conftest import People
+from tests.deployments.processes import until
 from tests.deployments.specs import spec
+from tests.deployments.world import in_thread
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
@@ -90,3 +92,36 @@ def test_full_cards_are_a_swap_or_a_refusal(people: People) -> None:
     change = go(people, Generation.objects.get(pk=again.pk))
     assert (change.mode, change.error) == ("swap", None)
     assert devices_of(again) == [2]
+
+
+def test_a_step_waits_for_a_gpu_and_says_for_what(people: People) -> None:
+    """Its row names what is missing; it goes on when that is free, and a cancel ends the wait."""
+    machines.tell("gpu-steps", ["toy-model"])
+    machines.tell("gpu-holder", "chat/1")
+    text = spec(name="first", public_name="first-chat")
+    build = actions.deploy(people.bob, text, reason="", activate=False).builds.get()
+    thread = in_thread(tasks.run_build, build.pk)
+    until(lambda: waits_for(build) == "20.0 GiB of GPU 0; chat/1 holds 24.0 GiB")
+    assert build.steps.get(recipe="toy-model").state == "waiting"
+    machines.tell("gpu-holder", None)
+    thread.join()
+    build.refresh_from_db()
+    assert (build.state, waits_for(build)) == ("succeeded", "")
+    machines.tell("gpu-holder", "chat/1")
+    again = actions.deploy(
+        people.bob, spec(name="second", public_name="x", context=4096), reason="", activate=False
+    )
+    machines.tell("gpu-steps", ["toy-system"])
+    other = again.builds.get()
+    thread = in_thread(tasks.run_build, other.pk)
+    until(lambda: BuildStep.objects.filter(build=other).exclude(waits_for="").exists())
+    actions.cancel_build(people.bob, other.pk)
+    thread.join()
+    other.refresh_from_db()
+    assert other.state == "cancelled"
+
+
+def waits_for(build: Build) -> str:
+    """What the build's model step waits for."""
+    found = BuildStep.objects.filter(build=build, recipe="toy-model").first()
+    return found.waits_for if found else ""

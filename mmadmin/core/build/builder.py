@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -18,7 +19,7 @@ from mmadmin.core import catalog
 from mmadmin.core.build.derivation import Derivation, thawed, topological
 from mmadmin.core.build.outputs import check_mentions
 from mmadmin.core.build.planner import Outputs, RecipeOf, checked_recipe, plan_with, usable, why_now
-from mmadmin.core.build.recipe import FixedFile, Recipe, Toolbox
+from mmadmin.core.build.recipe import FixedFile, Recipe, Requirements, Requiring, Toolbox
 from mmadmin.core.callbacks import Report, silent
 from mmadmin.core.errors import Conflict, DigestMismatch, MmError, StoreCorrupt
 from mmadmin.core.store import Entry, Lease, Realisation, Staging, Store, StoreObject
@@ -36,6 +37,16 @@ class StepTools(Toolbox, Protocol):
     @property
     def known(self) -> Mapping[str, str]:
         """Digests of output files, by path inside the output, that need not be read again."""
+        ...
+
+    def holding(
+        self, wanted: Requirements, owner: str, on_wait: Report
+    ) -> AbstractContextManager[None]:
+        """Have what a step requires, from here to the end of the block; waits until it is free.
+
+        `on_wait` is told what is missing, at every look. Raises `DoesNotFit` when the host can
+        never have it, and `Cancelled`.
+        """
         ...
 
     @property
@@ -56,7 +67,9 @@ class Observer(Protocol):
         ...
 
     def step_waiting(self, derivation: Derivation, holder: str) -> None:
-        """Another builder makes the same; its result will be taken. `holder` is its `owner`.
+        """Another builder makes the same, or what the step requires is not free.
+
+        `holder` is the other build's `owner`, or what is missing.
 
         Asked several times a second, for as long as that takes: return to go on waiting, raise
         (`Cancelled`, `LeaseLost`) to stop at once.
@@ -264,9 +277,9 @@ def _step(
         observer.step_waiting(derivation, holder)
 
     def on_begin() -> None:
-        nonlocal begin
-        if waited:  # the other builder did not finish it
-            begin = time.monotonic()
+        nonlocal begin, waited
+        if waited:  # the other builder did not finish it, or what the step requires is free
+            begin, waited = time.monotonic(), False
             observer.step_started(derivation, why_now(derivation, outputs))
 
     observer.step_started(derivation, why_now(derivation, outputs))
@@ -329,7 +342,7 @@ def _build(work: _Work, on_wait: Report, on_begin: Callable[[], None]) -> tuple[
         on_begin()
         with store.staging(lease, inherit=(lock_fd,)) as staging:
             store.after("staged")
-            attempt = _Attempt(work, key, recipe, found.fixed, inputs)
+            attempt = _Attempt(work, key, recipe, found.fixed, inputs, on_wait, on_begin)
             return _perform(attempt, store, staging), True
 
 
@@ -340,6 +353,8 @@ class _Attempt:
     recipe: Recipe
     fixed: Sequence[FixedFile] | None
     inputs: Mapping[str, StoreObject]
+    on_wait: Report
+    on_begin: Callable[[], None]
 
 
 def _inputs(derivation: Derivation, outputs: Outputs, lease: Lease) -> dict[str, StoreObject]:
@@ -372,7 +387,8 @@ def _perform(attempt: _Attempt, store: Store, staging: Staging) -> Realisation:
         tools = attempt.work.toolbox_for(derivation, staging, log)
         inputs = {name: found.path for name, found in attempt.inputs.items()}
         try:
-            recipe.build(thawed(derivation.params), inputs, staging.out, tools)
+            with _requirements(attempt, tools):
+                recipe.build(thawed(derivation.params), inputs, staging.out, tools)
         except DigestMismatch as error:
             _keep(store, error)
             raise
@@ -411,6 +427,20 @@ def _perform(attempt: _Attempt, store: Store, staging: Staging) -> Realisation:
         on_mismatch=lambda entries: _mismatch(attempt, entries),
     )
     return record(sealed.name)
+
+
+@contextmanager
+def _requirements(attempt: _Attempt, tools: StepTools) -> Iterator[None]:
+    """What the recipe requires, held while it builds."""
+    recipe, derivation = attempt.recipe, attempt.work.derivation
+    if not isinstance(recipe, Requiring):
+        yield
+        return
+    wanted = recipe.requires(thawed(derivation.params))
+    owner = f"{derivation.label} ({attempt.work.lease.owner})"
+    with tools.holding(wanted, owner, attempt.on_wait):
+        attempt.on_begin()
+        yield
 
 
 def _transient(attempt: _Attempt, staging: Staging) -> dict[bytes, str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 Json = None | bool | int | str | list["Json"] | dict[str, "Json"]
 Params = Mapping[str, Json]
@@ -82,6 +82,24 @@ class Growing:
     path: Path
     size_bytes: int
     """About how large it becomes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Requirements:
+    """What a step takes of its host; it waits until that is free. Nothing of it is in a key."""
+
+    gpus: int = 0
+    """GPUs of its own, or shares of them: see `gpu_memory_bytes`."""
+    gpu_memory_bytes: int = 0
+    """On each of its GPUs; 0 = the whole GPU."""
+    memory_bytes: int = 0
+    """Main memory that must be free when it starts."""
+    disk_bytes: int = 0
+    """Room in the store that is promised to it, besides what it reserves itself."""
+    time_s: int | None = None
+    """How long one of its programs may run; None = the host's usual limit."""
+    silence_s: int | None = None
+    """How long one of them may print nothing; None = the host's usual limit."""
 
 
 class Toolbox(Protocol):
@@ -193,4 +211,13 @@ class Recipe(Protocol):
 
         Must not write outside `out` and `tools.scratch`; raises an `MmError` on failure.
         """
+        ...
+
+
+@runtime_checkable
+class Requiring(Protocol):
+    """A recipe whose steps need GPUs, much memory or other limits than usual."""
+
+    def requires(self, params: Params) -> Requirements:
+        """What one step with these params takes."""
         ...

@@ -106,12 +106,15 @@ class Seat:
 
     @property
     def gpu_environment(self) -> Mapping[str, str]:
-        """What shows a CUDA program these GPUs and no others, numbered from 0."""
-        if self.devices is None:
-            return {}
-        named = len(self.uuids) == len(self.devices) and all(self.uuids)
-        visible = self.uuids if named else [str(index) for index in self.devices]
-        return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(visible)}
+        """What shows the engine these GPUs and no others, numbered from 0."""
+        return {} if self.devices is None else visible_gpus(self.devices, self.uuids)
+
+
+def visible_gpus(devices: Sequence[int], uuids: Sequence[str]) -> Mapping[str, str]:
+    """What shows a CUDA program these GPUs and no others: by UUID where all are known."""
+    named = len(uuids) == len(devices) and all(uuids)
+    visible = uuids if named else [str(index) for index in devices]
+    return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(visible)}
 
 
 Task = Literal["completion", "embedding", "rerank"]

@@ -42,7 +42,7 @@ class Device:
 
 def device_of(gpu: GpuFacts) -> Device:
     """A host's GPU as a memory model needs it."""
-    return Device(gpu.architecture, gpu.memory_total_bytes, gpu.memory_free_bytes, gpu.name)
+    return Device(gpu.architecture, gpu.memory_total_bytes, gpu.available_bytes, gpu.name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,17 @@ class GpuProcess:
 
 
 @dataclass(frozen=True, slots=True)
+class GpuLease:
+    """What a running build step was given of a GPU."""
+
+    owner: str
+    """The step, and whose build it is of."""
+    pid: int
+    """The process that builds: its descendants hold the memory."""
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class DiskFacts:
     """A file system."""
 
@@ -56,12 +67,20 @@ class GpuFacts:
     """Indices of the GPUs that it is linked to directly."""
     processes: tuple[GpuProcess, ...] = ()
     """What holds its memory."""
+    leases: tuple[GpuLease, ...] = ()
+    """What running build steps were given of it."""
 
     @property
     def architecture(self) -> int:
         """The CUDA architecture number: 70 for 7.0."""
         major, _, minor = self.compute_capability.partition(".")
         return int(major) * 10 + int(minor or 0)
+
+    @property
+    def available_bytes(self) -> int:
+        """What is free and given to no step that has not taken it yet."""
+        owed = sum(max(one.memory_bytes - self.held_by(one.pid), 0) for one in self.leases)
+        return max(self.memory_free_bytes - owed, 0)
 
     def held_by(self, pid: int) -> int:
         """Bytes that a process and its descendants hold."""
@@ -138,6 +157,7 @@ def _gpu(data: Mapping[str, Any]) -> GpuFacts:
         GpuProcess(one["pid"], one["memory_bytes"], tuple(one.get("ancestors", ())))
         for one in values.get("processes", ())
     )
+    values["leases"] = tuple(GpuLease(**_known(GpuLease, one)) for one in values.get("leases", ()))
     return GpuFacts(**values)
 
 

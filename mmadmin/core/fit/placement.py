@@ -198,7 +198,7 @@ def device_choices(wanted: Wanted, facts: HostFacts) -> list[tuple[GpuFacts, ...
         for gpus in kinds.values():
             if size > len(gpus):
                 continue
-            emptiest = sorted(gpus, key=lambda g: (-g.memory_free_bytes, g.index))[:size]
+            emptiest = sorted(gpus, key=lambda g: (-g.available_bytes, g.index))[:size]
             largest = sorted(gpus, key=lambda g: (-g.memory_total_bytes, g.index))[:size]
             for picked in (emptiest, largest):
                 choice = tuple(sorted(picked, key=lambda g: g.index))
@@ -253,7 +253,7 @@ def fewest_to_stop(
     needs: Mapping[int, int], host_bytes: int, host: HostView
 ) -> tuple[str, ...] | None:
     """The fewest running deployments whose end makes room; None = not even all of them."""
-    free = {gpu.index: gpu.memory_free_bytes for gpu in host.facts.gpus}
+    free = {gpu.index: gpu.available_bytes for gpu in host.facts.gpus}
     memory = host.facts.memory_available_bytes
 
     def enough(stopped: Iterable[Running]) -> bool:
@@ -300,7 +300,7 @@ def _too_large(wanted: Wanted, host: HostView, gpus: Sequence[GpuFacts], made: E
         Device(
             gpu.architecture,
             gpu.memory_total_bytes,
-            gpu.memory_free_bytes + held[gpu.index],
+            gpu.available_bytes + held[gpu.index],
             gpu.name,
         )
         for gpu in gpus
@@ -426,7 +426,7 @@ def everywhere(known: Sequence[Footprint], facts: HostFacts) -> list[Footprint]:
     for gpu in facts.gpus:
         kinds.setdefault(gpu.architecture, []).append(gpu)
     architecture = {gpu.index: gpu.architecture for gpu in facts.gpus}
-    free = {gpu.index: gpu.memory_free_bytes for gpu in facts.gpus}
+    free = {gpu.index: gpu.available_bytes for gpu in facts.gpus}
     found: dict[tuple[int, ...], Footprint] = {}
     for one in known:
         kind = {architecture.get(index, -1) for index in one.devices}
@@ -522,7 +522,7 @@ def fits_beside(wanted: Footprint, facts: HostFacts, leaving: Running | None = N
 
     `leaving` is what the new generation replaces, with what it holds; None = nothing runs.
     """
-    free = {gpu.index: gpu.memory_free_bytes for gpu in facts.gpus}
+    free = {gpu.index: gpu.available_bytes for gpu in facts.gpus}
     own, devices = wanted.resident_bytes, wanted.devices
     missing = [index for index in devices if index not in free]
     if missing:
@@ -551,10 +551,17 @@ def fits_beside(wanted: Footprint, facts: HostFacts, leaving: Running | None = N
             short,
             devices,
         )
+    steps = "".join(
+        f"; {one.owner} holds {_gib(one.memory_bytes)} until it is built"
+        for gpu in facts.gpus
+        if gpu.index == worst
+        for one in gpu.leases
+    )
     return Beside(
         "refuse",
         f"{_place(worst)} is short of {_gib(still[worst])}"
-        + (" even after the old one has stopped" if leaving else ""),
+        + (" even after the old one has stopped" if leaving else "")
+        + steps,
         short,
         devices,
     )

@@ -71,5 +71,5 @@ def check_move(before: GenerationState, after: GenerationState) -> None:
 
 
 def waits_words(holder: str) -> str:
-    """What is said of a build step that another builder is making."""
-    return f"waits for {holder} (the same step is being built)"
+    """What is said of a build step that another build makes, or that lacks what it requires."""
+    return f"waits for {holder}"
