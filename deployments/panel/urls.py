@@ -75,6 +75,7 @@ urlpatterns = [
     path("keys/", keys.keys, name="keys"),
     path("keys/new/", keys.issue, name="issue-key"),
     path("keys/<str:key_id>/", keys.key, name="key"),
+    path("keys/<str:key_id>/created/", keys.created, name="created-key"),
     path("keys/<str:key_id>/edit/", keys.edit, name="edit-key"),
     path("keys/<str:key_id>/revoke/", keys.confirm, {"act": "revoke"}, name="revoke-key"),
     path("keys/<str:key_id>/suspend/", keys.confirm, {"act": "suspend"}, name="suspend-key"),
@@ -99,6 +100,7 @@ urlpatterns = [
     path("account/sessions/", people.end_sessions, name="end-sessions"),
     path("account/sessions/<str:public_id>/", people.end_session, name="end-session"),
     path("account/tokens/", people.new_token, name="new-token"),
+    path("account/tokens/<str:token_id>/created/", people.created_token, name="created-token"),
     path("account/tokens/<str:token_id>/revoke/", people.revoke_token, name="revoke-token"),
     path("audit/", audit.audit, name="audit"),
 ]

@@ -9,14 +9,13 @@ from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.urls import reverse
-from django.views.decorators.http import require_POST
 
 from deployments import actions, queries
-from deployments.views.page import operator, page, sentences, show
+from deployments.views.page import form_only, operator, page, sentences, show
 from mmadmin.core.errors import MmError
 
 
-@require_POST
+@form_only
 @page
 def look(request: HttpRequest) -> HttpResponse:
     """Ask a worker to look, and go to where the answer appears."""

@@ -8,12 +8,11 @@ from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.urls import reverse
-from django.views.decorators.http import require_POST
 
 from deployments import actions, queries
 from deployments.drawing.graph import Node, draw
 from deployments.models import Build, LogChunk
-from deployments.views.page import attempt, number_of, page, person, sentences, show
+from deployments.views.page import attempt, form_only, number_of, page, person, sentences, show
 from mmadmin.core.errors import MmError
 
 PARTS = {"head": "build/_head.html", "steps": "build/_steps.html"}
@@ -86,7 +85,7 @@ def log(request: HttpRequest, build_id: int) -> HttpResponse:
     return answer
 
 
-@require_POST
+@form_only
 @page
 def cancel(request: HttpRequest, build_id: int) -> HttpResponse:
     """End a build under way."""
@@ -98,7 +97,7 @@ def cancel(request: HttpRequest, build_id: int) -> HttpResponse:
     )
 
 
-@require_POST
+@form_only
 @page
 def retry(request: HttpRequest, build_id: int) -> HttpResponse:
     """Build again what failed."""
@@ -109,7 +108,7 @@ def retry(request: HttpRequest, build_id: int) -> HttpResponse:
     return redirect("build", build_id=build_id)
 
 
-@require_POST
+@form_only
 @page
 def deploy_plan(request: HttpRequest, build_id: int) -> HttpResponse:
     """Build what a plan showed."""

@@ -11,7 +11,6 @@ from django.contrib import messages
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import redirect
 from django.urls import reverse
-from django.views.decorators.http import require_POST
 
 from deployments import actions, queries
 from deployments.broker import activity as pulse
@@ -20,6 +19,7 @@ from deployments.panel.forms import DeploymentSettings, OptionalReason, Reason
 from deployments.views.page import (
     attempt,
     blame,
+    form_only,
     number_of,
     operator,
     page,
@@ -231,7 +231,7 @@ def _said(request: HttpRequest, name: str, number: int) -> tuple[str, str]:
     return "", reverse("deployment", kwargs=kwargs)
 
 
-@require_POST
+@form_only
 @page
 def pin(request: HttpRequest, name: str, number: int) -> HttpResponse:
     """Keep a generation, or let it go with its age."""
@@ -247,7 +247,7 @@ def pin(request: HttpRequest, name: str, number: int) -> HttpResponse:
     )
 
 
-@require_POST
+@form_only
 @page
 def mark(request: HttpRequest, name: str, number: int) -> HttpResponse:
     """Say good or bad of a generation."""
@@ -285,7 +285,7 @@ def settings(request: HttpRequest, name: str) -> HttpResponse:
     return show(request, "deployment/settings.html", context, status=status)
 
 
-@require_POST
+@form_only
 @page
 def archive(request: HttpRequest, name: str) -> HttpResponse:
     """Put a deployment out of sight, or take it back."""
@@ -318,7 +318,7 @@ def activation(request: HttpRequest, activation_id: int) -> HttpResponse:
     )
 
 
-@require_POST
+@form_only
 @page
 def cancel_activation(request: HttpRequest, activation_id: int) -> HttpResponse:
     """Cancel an activation under way."""

@@ -8,12 +8,11 @@ from typing import Any
 import tomlkit
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
-from django.views.decorators.http import require_POST
 
 from deployments import actions, queries
 from deployments.panel import spec_form
 from deployments.panel.forms import Deploy
-from deployments.views.page import blame, number_of, operator, page, person, show
+from deployments.views.page import blame, form_only, number_of, operator, page, person, show
 from mmadmin.core.errors import MmError
 
 
@@ -64,7 +63,7 @@ def _from_hub(request: HttpRequest) -> str:
     return tomlkit.dumps(document)
 
 
-@require_POST
+@form_only
 @page
 def fields(request: HttpRequest) -> HttpResponse:
     """Bring form and file in line: from the one that was changed to the other."""

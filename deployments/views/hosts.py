@@ -10,11 +10,10 @@ from typing import Any
 from django.http import HttpRequest, HttpResponse
 from django.urls import reverse
 from django.utils import timezone
-from django.views.decorators.http import require_POST
 
 from deployments import actions, queries
 from deployments.models import Care, CareKind, Host, Replica
-from deployments.views.page import attempt, page, person, show
+from deployments.views.page import attempt, form_only, page, person, show
 
 SILENT = timedelta(minutes=2)
 """A worker that was not heard of for so long is said to be away."""
@@ -141,7 +140,7 @@ def hosts(request: HttpRequest) -> HttpResponse:
     )
 
 
-@require_POST
+@form_only
 @page
 def examine(request: HttpRequest, name: str) -> HttpResponse:
     """Have the host's worker go through the doctor's checks."""

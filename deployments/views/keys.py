@@ -1,4 +1,4 @@
-"""Client keys: the list, issuing (shown once), and everything that may be done to one."""
+"""Client keys: the list, creating one (shown once), and everything that can be done to one."""
 
 from __future__ import annotations
 
@@ -10,12 +10,22 @@ from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.urls import reverse
-from django.views.decorators.http import require_POST
 
 from deployments import actions, queries
 from deployments.models import ClientKey
+from deployments.panel import shown_once
 from deployments.panel.forms import IssueKey
-from deployments.views.page import admin, attempt, blame, number_of, page, person, sentences, show
+from deployments.views.page import (
+    admin,
+    attempt,
+    blame,
+    form_only,
+    number_of,
+    page,
+    person,
+    sentences,
+    show,
+)
 from deployments.views.usage import charts, of_key
 from mmadmin.core.errors import MmError
 
@@ -48,7 +58,7 @@ def keys(request: HttpRequest) -> HttpResponse:
 
 @page
 def issue(request: HttpRequest) -> HttpResponse:
-    """Ask whom a key is for; then show it, this once."""
+    """Ask whom a key is for, then create it."""
     me = admin(request)
     form = IssueKey(request.POST or None, deployments=_names(request))
     status = 200
@@ -59,7 +69,8 @@ def issue(request: HttpRequest) -> HttpResponse:
             except MmError as error:
                 blame(form, error)
             else:
-                return _once(request, key, text)
+                shown_once.keep(me, key.key_id, text)
+                return redirect("created-key", key_id=key.key_id)
         status = 422
     return show(request, "keys/issue.html", {"nav": "keys", "form": form}, status=status)
 
@@ -68,8 +79,15 @@ def _names(request: HttpRequest) -> list[str]:
     return queries.deployment_names(person(request))
 
 
-def _once(request: HttpRequest, key: ClientKey, text: str) -> HttpResponse:
-    """The one page on which a key's text stands."""
+@page
+def created(request: HttpRequest, key_id: str) -> HttpResponse:
+    """The one page that shows a key's text; loading it again leads to the key."""
+    me = admin(request)
+    key = queries.key(me, key_id)
+    text = shown_once.take(me, key_id)
+    if text is None:
+        messages.info(request, "A key is shown only once. If you lost it, rotate the key.")
+        return redirect("key", key_id=key_id)
     rows = queries.deployments_overview(person(request))
     usable = [r for r in rows if not key.deployments or r.deployment.name in key.deployments]
     live = [r for r in usable if r.live] or usable
@@ -152,7 +170,8 @@ def confirm(request: HttpRequest, key_id: str, act: str) -> HttpResponse:
         except MmError as error:
             messages.error(request, sentences(error))
             return redirect("key", key_id=key_id)
-        return _once(request, successor, text)
+        shown_once.keep(me, successor.key_id, text)
+        return redirect("created-key", key_id=successor.key_id)
     back = reverse("key", kwargs={"key_id": key_id})
     if act == "revoke":
         return attempt(
@@ -163,7 +182,7 @@ def confirm(request: HttpRequest, key_id: str, act: str) -> HttpResponse:
     )
 
 
-@require_POST
+@form_only
 @page
 def resume(request: HttpRequest, key_id: str) -> HttpResponse:
     """Let a suspended key work again."""

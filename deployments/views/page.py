@@ -10,9 +10,10 @@ import logging
 from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, cast
+from urllib.parse import urlsplit
 
 from django.contrib import messages
-from django.contrib.auth.decorators import login_required
+from django.contrib.auth.views import redirect_to_login
 from django.db import OperationalError
 from django.forms import BaseForm
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
@@ -22,7 +23,7 @@ from deployments import actions
 from deployments.models import Role, User
 from deployments.panel.fragments import fragment
 from deployments.templatetags.mm import sentence
-from mmadmin.core.errors import HTTP_STATUS, MmError, NotFound, Refused, Unreachable
+from mmadmin.core.errors import HTTP_STATUS, InvalidInput, MmError, NotFound, Refused, Unreachable
 
 log = logging.getLogger(__name__)
 
@@ -63,8 +64,37 @@ def page(view: View[P]) -> View[P]:
             )
             return failure(request, unreachable)
 
-    answered = login_required(shown)
+    @wraps(shown)
+    def answered(request: HttpRequest, *args: P.args, **kwargs: P.kwargs) -> HttpResponseBase:
+        if request.user.is_authenticated:
+            return shown(request, *args, **kwargs)
+        return redirect_to_login(_open_page(request))
+
     answered.has_parts = True  # type: ignore[attr-defined]  # an open page may follow its fragments
+    return cast("View[P]", answered)
+
+
+def _open_page(request: HttpRequest) -> str:
+    """The page to return to after logging in: for a form, the page on which it was."""
+    if request.method in {"GET", "HEAD"}:
+        return request.get_full_path()
+    referrer = urlsplit(request.headers.get("Referer", ""))
+    return f"{referrer.path or '/'}{'?' if referrer.query else ''}{referrer.query}"
+
+
+def form_only(view: View[P]) -> View[P]:
+    """An address that a form is sent to: opened like a page, it says so."""
+
+    @wraps(view)
+    def answered(request: HttpRequest, *args: P.args, **kwargs: P.kwargs) -> HttpResponseBase:
+        if request.method == "POST":
+            return view(request, *args, **kwargs)
+        error = InvalidInput("this address accepts forms only", remedy="go back and use the button")
+        context = {"error": error, **frame(request)}
+        refused = render(request, "error.html", context, status=405)
+        refused["Allow"] = "POST"
+        return refused
+
     return cast("View[P]", answered)
 
 

@@ -7,12 +7,12 @@ from django.contrib.auth import update_session_auth_hash
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.urls import reverse
-from django.views.decorators.http import require_POST
 
 from deployments import actions, queries
 from deployments.models import Role
+from deployments.panel import shown_once
 from deployments.panel.forms import FirstPassword, NewPassword, NewToken, NewUser
-from deployments.views.page import admin, attempt, blame, number_of, page, person, show
+from deployments.views.page import admin, attempt, blame, form_only, number_of, page, person, show
 from mmadmin.core.errors import MmError
 
 ROLES = (
@@ -53,7 +53,7 @@ def new(request: HttpRequest) -> HttpResponse:
     return show(request, "people/new.html", {"nav": "people", "form": form}, status=status)
 
 
-@require_POST
+@form_only
 @page
 def role(request: HttpRequest, username: str) -> HttpResponse:
     """Change what somebody may do."""
@@ -66,7 +66,7 @@ def role(request: HttpRequest, username: str) -> HttpResponse:
     )
 
 
-@require_POST
+@form_only
 @page
 def active(request: HttpRequest, username: str) -> HttpResponse:
     """Switch an account off or on."""
@@ -130,27 +130,33 @@ def account(request: HttpRequest) -> HttpResponse:
     return show(request, "account/page.html", context, status=status)
 
 
-@require_POST
+@form_only
 @page
 def new_token(request: HttpRequest) -> HttpResponse:
-    """Make a personal API token and show it, this once."""
+    """Create a personal API token."""
     form = NewToken(request.POST)
     if not form.is_valid():
         messages.error(request, "The note is too long.")
         return redirect("account")
     token, text = actions.issue_token(person(request), note=form.cleaned_data["note"])
-    context = {
-        "nav": "account",
-        "token": token,
-        "text": text,
-        "origin": request.build_absolute_uri("/"),
-    }
+    shown_once.keep(person(request), token.token_id, text)
+    return redirect("created-token", token_id=token.token_id)
+
+
+@page
+def created_token(request: HttpRequest, token_id: str) -> HttpResponse:
+    """The one page that shows a token's text; loading it again leads to the account."""
+    text = shown_once.take(person(request), token_id)
+    if text is None:
+        messages.info(request, "A token is shown only once. If you lost it, create a new one.")
+        return redirect("account")
+    context = {"nav": "account", "text": text, "origin": request.build_absolute_uri("/")}
     answer = show(request, "account/token.html", context)
     answer["Cache-Control"] = "no-store, private"
     return answer
 
 
-@require_POST
+@form_only
 @page
 def revoke_token(request: HttpRequest, token_id: str) -> HttpResponse:
     """End a personal token."""
@@ -162,7 +168,7 @@ def revoke_token(request: HttpRequest, token_id: str) -> HttpResponse:
     )
 
 
-@require_POST
+@form_only
 @page
 def end_session(request: HttpRequest, public_id: str) -> HttpResponse:
     """End one of one's own logins."""
@@ -174,7 +180,7 @@ def end_session(request: HttpRequest, public_id: str) -> HttpResponse:
     )
 
 
-@require_POST
+@form_only
 @page
 def end_sessions(request: HttpRequest) -> HttpResponse:
     """End all of one's own logins but this one."""

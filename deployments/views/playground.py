@@ -27,13 +27,12 @@ from django.shortcuts import redirect
 from django.urls import reverse
 from django.utils.http import urlencode
 from django.utils.text import Truncator
-from django.views.decorators.http import require_POST
 
 from deployments import actions, queries
 from deployments.models import Generation, User
 from deployments.panel.admission import let_go
 from deployments.panel.forms import BeginTrial
-from deployments.views.page import attempt, blame, operator, page, person, show
+from deployments.views.page import attempt, blame, form_only, operator, page, person, show
 from mmadmin.core.errors import HTTP_STATUS, MmError
 
 RENEW_S = 300
@@ -109,7 +108,7 @@ def _told(generation: Generation) -> str:
     return f"{generation.uid}: {reason}" if reason else generation.uid
 
 
-@require_POST
+@form_only
 @page
 def end_trial(request: HttpRequest, trial_id: int) -> HttpResponse:
     """End a trial before its time."""

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from django.http import HttpRequest, HttpResponse
 from django.urls import reverse
-from django.views.decorators.http import require_POST
 
 from deployments import actions, queries
 from deployments.models import CareKind
 from deployments.queries import storage
-from deployments.views.page import attempt, operator, page, person, show
+from deployments.views.page import attempt, form_only, operator, page, person, show
 from mmadmin.core.errors import NotFound
 
 OF_STORE = (CareKind.PREVIEW, CareKind.COLLECT, CareKind.VERIFY, CareKind.READ)
@@ -59,7 +58,7 @@ def care(request: HttpRequest, kind: str) -> HttpResponse:
     return show(request, "store/confirm.html", context)
 
 
-@require_POST
+@form_only
 @page
 def cancel(request: HttpRequest, care_id: int) -> HttpResponse:
     """Cancel care under way."""

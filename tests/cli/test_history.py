@@ -169,7 +169,7 @@ def test_a_diff_is_in_words_with_units_and_long_texts_as_lines(tiny: Deployment)
     """Sizes as sizes; template and rendering by the lines that differ."""
     told = [" ".join(line.split()) for line in mm("diff", "tiny", "1", "2").splitlines()]
     assert "model tensors in Q8_0 1.0 GiB 2.0 GiB (+100 %)" in told
-    assert "size everything that it needs 1.0 GiB 2.0 GiB (+100 %)" in told
+    assert "size total with dependencies 1.0 GiB 2.0 GiB (+100 %)" in told
     at = told.index("template line 1")
     assert told[at + 1 : at + 6] == ["@@ -1,3 +1,3 @@", "first", "-1", "+2", "last"]
     at = told.index("rendering plain")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
@@ -373,8 +374,9 @@ def test_the_log_as_a_file(viewer: Client) -> None:
 
 
 def test_a_key_is_shown_once(admin: Client) -> None:
-    """The text stands on the page that answers the form, and nowhere afterwards."""
-    html = markup(admin.post("/keys/new/", {"owner": "Dana", "deployments": [NAME], "rpm": "60"}))
+    """The form leads to a page with the text; loading it again shows no key and creates none."""
+    answer = admin.post("/keys/new/", {"owner": "Dana", "deployments": [NAME], "rpm": "60"})
+    html = markup(admin.get(answer["Location"]))
     key = ClientKey.objects.order_by("-pk")[0]
     text = re.search(r"sk-mm-\w{12}-\w{39}", html)
     assert text is not None
@@ -382,6 +384,9 @@ def test_a_key_is_shown_once(admin: Client) -> None:
     assert f'"model": "{NAME}"' in html.replace("&quot;", '"')
     assert key.rpm == 60
     assert key.deployments == [NAME]
+    keys = ClientKey.objects.count()
+    assert admin.get(answer["Location"])["Location"] == f"/keys/{key.key_id}/"
+    assert ClientKey.objects.count() == keys
     for page in ("/keys/", f"/keys/{key.key_id}/", "/audit/"):
         assert text[0] not in markup(admin.get(page))
 
@@ -417,7 +422,7 @@ def test_suspend_resume_rotate_edit(admin: Client) -> None:
     admin.post(f"{base}/resume/")
     key.refresh_from_db()
     assert key.state == "active"
-    html = markup(admin.post(f"{base}/rotate/"))
+    html = markup(admin.post(f"{base}/rotate/", follow=True))
     assert re.search(r"sk-mm-\w{12}-\w{39}", html)
     admin.post(f"{base}/edit/", {"owner": "Somebody else", "rpm": "5"})
     key.refresh_from_db()
@@ -525,14 +530,56 @@ def test_own_password_and_tokens(viewer: Client) -> None:
     answer = viewer.post("/account/", {"old": PASSWORD, "password": new})
     assert answer.status_code == 302
     assert User.objects.get(username="vera").check_password(new)
-    html = markup(viewer.post("/account/tokens/", {"note": "laptop"}))
+    answer = viewer.post("/account/tokens/", {"note": "laptop"})
+    html = markup(viewer.get(answer["Location"]))
     text = re.search(r"pat-mm-\w{12}-\w{39}", html)
     assert text is not None
-    page = markup(viewer.get("/account/"))
+    page = markup(viewer.get(answer["Location"], follow=True))
     assert text[0] not in page
     assert "laptop" in page
     viewer.post(f"/account/tokens/{text[0].split('-')[2]}/revoke/")
     assert "revoked" in markup(viewer.get("/account/"))
+
+
+def test_a_secret_is_shown_to_its_creator_only(as_user: Callable[[str], Client]) -> None:
+    """Another person who opens the address of a new token gets nothing."""
+    answer = as_user("vera").post("/account/tokens/", {"note": "laptop"})
+    assert as_user("otto").get(answer["Location"])["Location"] == "/account/"
+    assert "pat-mm-" in markup(as_user("vera").get(answer["Location"]))
+
+
+def test_login_after_an_ended_session_returns_to_a_page(client: Client, team: object) -> None:
+    """A form that was sent without a session leads back to its page, not to the form's address."""
+    where = "/login/?next=/builds/%3Fpage%3D2"
+    referrer = "http://testserver/builds/?page=2"
+    answer = client.post("/builds/7/cancel/", headers={"Referer": referrer})
+    assert answer["Location"] == where
+    answer = client.post("/builds/7/cancel/", headers={"Referer": "https://elsewhere.example/"})
+    assert answer["Location"] == "/login/?next=/"
+    assert client.get("/builds/?page=2")["Location"] == where
+
+
+def test_a_form_s_address_opened_as_a_page(operator: Client) -> None:
+    """It answers 405 with a page that says what to do."""
+    answer = operator.get("/builds/7/cancel/")
+    assert (answer.status_code, answer["Allow"]) == (405, "POST")
+    assert "go back" in markup(answer).lower()
+
+
+def test_a_plan_counts_what_the_store_has(operator: Client) -> None:
+    """A plan that has ended does not look like a build that stopped before its last step."""
+    plan = Build.objects.filter(state="succeeded")[0]
+    Build.objects.filter(pk=plan.pk).update(dry_run=True)
+    plan.steps.filter(position=0).update(state="waiting")
+    head = markup(operator.get(f"/builds/{plan.pk}/?part=head"))
+    assert re.search(r"\d+ steps, \d+ already in the store", head)
+    assert not re.search(r"\d+ of \d+ steps", head)
+
+
+def test_a_stopped_deployment_is_not_called_live(viewer: Client) -> None:
+    """The line below its title is about the page's updates."""
+    html = markup(viewer.get("/deployments/devstral-small/"))
+    assert not re.search(r">\s*live\s*<", html)
 
 
 def test_people_come_and_go(admin: Client) -> None:
@@ -1014,7 +1061,7 @@ def test_only_what_answers_can_be_asked(viewer: Client) -> None:
     Trial.objects.filter(generation__number=4).update(phase="probe", opened_at=None, ends_at=None)
     page = markup(viewer.get("/playground/"))
     assert re.search(rf'<option value="{NAME}/4"[^>]*data-trial disabled>', page)
-    assert "loading and proving the engine" in page
+    assert "loading and testing the engine" in page
     Trial.objects.filter(generation__number=4).update(phase="drain")
     assert f'value="{NAME}/4"' not in markup(viewer.get("/playground/"))
 

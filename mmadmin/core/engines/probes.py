@@ -22,12 +22,12 @@ GENERATING: tuple[str, ...] = ("reasoning", "tool-call")
 """Rows that may generate hundreds of tokens."""
 
 PROBE_ROWS: Mapping[str, str] = {
-    "identity": "the process owns its port, and alias and model file are this generation's",
-    "secret": "a wrong secret is refused",
-    "context": "the context of a slot is as planned",
-    "completion": "a tiny completion comes back with text",
-    "stream": "a streamed completion arrives in pieces and ends with usage",
-    "template.plain": "one user message, no reasoning effort given",
+    "identity": "the process owns its port, and alias and model file belong to this generation",
+    "secret": "a wrong secret is rejected",
+    "context": "the context per slot is as planned",
+    "completion": "a short completion returns text",
+    "stream": "a streamed completion arrives in chunks and ends with usage",
+    "template.plain": "one user message, no reasoning effort",
     "template.system-first": "a system message first",
     "template.system-later": "a system message that is not the first message",
     "template.two-users": "two user messages in a row",
@@ -35,16 +35,16 @@ PROBE_ROWS: Mapping[str, str] = {
     "template.tools": "tools whose parameters have array types",
     "template.tool-call": "a tool call with null content, and its result",
     "template.thinking-and-call": "an assistant message with thinking, text and a tool call",
-    "template.image": "an image beside the text (engines with a projector)",
+    "template.image": "an image with text (engines with a projector)",
     "template.effort-none": 'reasoning effort "none"',
     "template.effort-low": 'reasoning effort "low"',
     "template.effort-medium": 'reasoning effort "medium"',
     "template.effort-high": 'reasoning effort "high"',
     "template.effort-bogus": "a reasoning effort that does not exist",
-    "template.thinking-off": "thinking switched off by the template's own variable",
-    "reasoning": "reasoning text comes in its own field",
-    "tool-call": "a tool call comes back parsed",
-    "speed": "generation is as fast as the spec's floor asks",
+    "template.thinking-off": "thinking disabled by the template's variable",
+    "reasoning": "reasoning is returned in a separate field",
+    "tool-call": "a tool call is returned parsed",
+    "speed": "generation speed is at least the configured minimum",
 }
 
 
@@ -55,7 +55,7 @@ class ProbeRow:
     name: str
     state: Literal["passed", "failed", "skipped"]
     message: str
-    """What was seen, or why it was not asked."""
+    """What was observed, or why the probe was skipped."""
     required: bool
     ms: int = 0
 

@@ -1,4 +1,4 @@
-"""What is known not to work, said before the work: rules as data.
+"""Known problems, reported before any work starts: rules as data.
 
 A rule is a predicate over a `Case` (engine, host, model, options), its message, what works instead
 and where it is known from. A refusal cannot be overruled; a warning can, with a reason that is
@@ -189,12 +189,12 @@ def check_overruled(reasons: Mapping[str, str], rules: Iterable[Rule] | None = N
     known = {rule.name: rule for rule in (RULES if rules is None else rules)}
     for name, reason in reasons.items():
         if name not in known:
-            raise InvalidInput(f"there is no rule {name!r}", remedy="see docs/rules.md")
+            raise InvalidInput(f"unknown rule {name!r}", remedy="see docs/rules.md")
         if known[name].severity == "refuse":
-            raise InvalidInput(f"the rule {name!r} cannot be overruled", remedy=known[name].remedy)
+            raise InvalidInput(f"the rule {name!r} cannot be overridden", remedy=known[name].remedy)
         if not reason.strip():
             raise InvalidInput(
-                f"overruling {name!r} needs a reason", remedy="say why it is safe here"
+                f"overriding {name!r} requires a reason", remedy="explain why it is safe here"
             )
 
 
@@ -306,8 +306,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "fp8-weight-only-below-sm89",
         "warn",
-        "without FP8 arithmetic (compute capability 8.9; the GPU has {sm}) W8A8 runs weight-only: "
-        "the memory is saved, the speed is not, and the activation scheme is not applied",
+        "W8A8 runs weight-only without FP8 arithmetic (compute capability 8.9; the GPU has {sm}): "
+        "it saves memory but not time, and the activation scheme is not applied",
         "use an Ada, Hopper or Blackwell GPU, or a W4A16 checkpoint",
         "vLLM's supported hardware for quantization kernels (FP8 Marlin on Ampere)",
         lambda c: _is_fp8(c) and not _below(c, AMPERE) and _below(c, ADA),
@@ -344,7 +344,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "vllm-dropped-volta",
         "refuse",
-        "vLLM {version} has no binaries for compute capability {sm}: the last with them is 0.8.5",
+        "vLLM {version} has no binaries for compute capability {sm}: 0.8.5 was the last with them",
         f"{_GGUF_INSTEAD}, or pin vLLM 0.8.5",
         f"{_WALKTHROUGH}: 'vLLM dropped Volta pre-built kernels at 0.9+'",
         lambda c: c.engine_version is not None and c.engine_version >= (0, 9) and _below(c, TURING),
@@ -365,7 +365,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "vllm-graph-capture-crash",
         "refuse",
-        "vLLM {version} crashes for this model while it captures CUDA graphs "
+        "vLLM {version} crashes for this model while capturing CUDA graphs "
         "(custom_all_reduce.cuh: illegal memory access)",
         "use another version of vLLM, or enforce eager execution",
         f"{_FP8_CARD}: '0.25 and 0.26 crash for this model during CUDA-graph capture'",
@@ -379,8 +379,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "cuda13-has-no-volta",
         "refuse",
-        "CUDA {cuda} cannot compile for compute capability {sm}: 13 begins at 7.5",
-        "install a CUDA 12 toolkit (12.8 is known to work) beside it",
+        "CUDA {cuda} cannot compile for compute capability {sm}: CUDA 13 requires 7.5 or later",
+        "also install a CUDA 12 toolkit (12.8 is known to work)",
         "CUDA 13 release notes: Maxwell, Pascal and Volta are removed",
         lambda c: c.cuda is not None and c.cuda >= (13,) and _below(c, TURING),
     ),
@@ -388,7 +388,7 @@ RULES: tuple[Rule, ...] = (
         "engine-not-built-for-the-gpu",
         "refuse",
         "the engine is built for compute capability {built}; the GPU has {sm}",
-        "add the GPU's architecture to engine.cuda_architectures, or leave that out",
+        "add the GPU's architecture to engine.cuda_architectures, or remove that setting",
         "CUDA programming guide: code runs on the architecture it is built for and on later ones",
         lambda c: (
             bool(c.built_for) and any(min(c.built_for) > number for number in c.architectures)
@@ -406,7 +406,7 @@ RULES: tuple[Rule, ...] = (
         "bfloat16-needs-sm80",
         "refuse",
         "bfloat16 needs compute capability 8.0; the GPU has {sm}",
-        "ask for float16, or serve a GGUF with llama-server",
+        "use float16, or serve a GGUF with llama-server",
         f"{_WALKTHROUGH}: Volta has no BF16",
         lambda c: (c.compute_type == "bfloat16" or "BF16" in c.weight_types) and _below(c, AMPERE),
         engine="vllm",
@@ -414,9 +414,9 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "bf16-weights-are-slow-below-sm80",
         "warn",
-        "the weights are BF16, which compute capability {sm} has no arithmetic for: "
-        "they are converted on every use",
-        "take F16 or a quantized GGUF of the same model",
+        "compute capability {sm} has no BF16 arithmetic: the BF16 weights are converted on "
+        "every use",
+        "use an F16 or quantized GGUF of the same model",
         f"{_WALKTHROUGH}: Volta has no BF16",
         lambda c: "BF16" in c.weight_types and _below(c, AMPERE),
         engine="llama-server",
@@ -438,9 +438,9 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "tekken-selects-another-tokenizer",
         "refuse",
-        "with tekken.json present vLLM takes the mistral_common tokenizer, which does not know the "
-        "image token: the server refuses to start with a mismatch in the image token count",
-        "leave tekken.json out of the served files, or allow no images",
+        "if tekken.json is present, vLLM uses the mistral_common tokenizer, which lacks the image "
+        "token: the server fails to start with an image token count mismatch",
+        "exclude tekken.json from the served files, or disable images",
         f"{_FP8_CARD}: 'tekken.json is deliberately absent'",
         lambda c: c.images > 0 and "tekken.json" in c.files,
         engine="vllm",
@@ -449,7 +449,7 @@ RULES: tuple[Rule, ...] = (
         "split-length-is-the-number-of-gpus",
         "refuse",
         "the tensor split has {shares} shares for {gpus} visible GPUs",
-        "write one number for each GPU",
+        "write one number per GPU",
         "llama.cpp: shares without a GPU are dropped, GPUs without a share stay empty",
         lambda c: (
             bool(c.tensor_split)
@@ -460,7 +460,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "context-is-divided-by-slots",
         "refuse",
-        "{total} tokens shared by {slots} slots are {per_slot} a request, not {wanted}",
+        "{total} tokens for {slots} slots are {per_slot} tokens per request, not {wanted}",
         "give the engine the wanted context times the number of slots, or use one slot",
         f"{_WALKTHROUGH}: 'More slots means smaller per-slot context'",
         lambda c: (
@@ -472,7 +472,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "context-beyond-training",
         "warn",
-        "a request may use {wanted} tokens, the model was trained with {trained}",
+        "a request may use {wanted} tokens, but the model was trained with {trained}",
         "use a smaller context, or a rope scaling that the model's authors recommend",
         "llama.cpp: 'possible training context overflow'",
         lambda c: (
@@ -484,7 +484,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "tensor-parallel-divides-heads",
         "refuse",
-        "{heads} attention heads cannot be shared by {tp} GPUs",
+        "{heads} attention heads cannot be divided among {tp} GPUs",
         "choose a number of GPUs that divides the heads and the K/V heads",
         "vLLM: total number of attention heads must be divisible by the tensor parallel size",
         _uneven_heads,

@@ -72,21 +72,21 @@ BACK_SWAP = (_P.UNSTART, _P.RESTART, _P.REPROBE, _P.REOPEN)
 RETURNED = (_P.RETURN, _P.REDRAIN, _P.UNSTART)
 
 WORDS: dict[Phase, str] = {
-    _P.PREFLIGHT: "looking whether everything is there and fits",
-    _P.HOLD: "new requests wait",
+    _P.PREFLIGHT: "checking that everything is present and fits",
+    _P.HOLD: "holding new requests",
     _P.START: "starting the engine",
-    _P.PROBE: "loading and proving the engine",
+    _P.PROBE: "loading and testing the engine",
     _P.FLIP: "sending requests to the new generation",
-    _P.DRAIN: "the old generation finishes its requests",
-    _P.STOP: "ending the old engine",
-    _P.RETIRE: "the old generation is kept in the store",
-    _P.EXAMINE: "asking the probes that nothing had to wait for",
-    _P.UNSTART: "ending the engine that failed",
-    _P.RESTART: "starting the old engine again",
-    _P.REPROBE: "loading and proving the old engine",
-    _P.REOPEN: "waiting requests go on to the old generation",
-    _P.RETURN: "sending requests to the old generation again",
-    _P.REDRAIN: "the new generation finishes its requests",
+    _P.DRAIN: "finishing requests of the old generation",
+    _P.STOP: "stopping the old engine",
+    _P.RETIRE: "keeping the old generation in the store",
+    _P.EXAMINE: "running the remaining probes",
+    _P.UNSTART: "stopping the failed engine",
+    _P.RESTART: "restarting the old engine",
+    _P.REPROBE: "loading and testing the old engine",
+    _P.REOPEN: "releasing waiting requests to the old generation",
+    _P.RETURN: "sending requests back to the old generation",
+    _P.REDRAIN: "finishing requests of the new generation",
 }
 """What a person reads while the phase runs."""
 

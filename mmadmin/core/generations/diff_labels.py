@@ -107,14 +107,14 @@ def _file_type(value: str) -> str:
 
 
 _FIELDS = {
-    ("speed", "load_ms"): Words("time to load", _ms, is_figure=True),
-    ("speed", "ttft_ms"): Words("time to the first token", _ms, is_figure=True),
+    ("speed", "load_ms"): Words("load time", _ms, is_figure=True),
+    ("speed", "ttft_ms"): Words("time to first token", _ms, is_figure=True),
     ("speed", "prompt_tokens_per_s_milli"): Words("prompt speed", _milli_per_s, is_figure=True),
     ("speed", "generation_tokens_per_s_milli"): Words(
         "generation speed", _milli_per_s, is_figure=True
     ),
     ("size", "model_bytes"): Words("model", _bytes, is_figure=True),
-    ("size", "closure_bytes"): Words("everything that it needs", _bytes, is_figure=True),
+    ("size", "closure_bytes"): Words("total with dependencies", _bytes, is_figure=True),
     ("size", f"{MEMORY}host"): Words("main memory, predicted", _bytes, is_figure=True),
-    ("model", FILE_TYPE): Words("mostly", _file_type),
+    ("model", FILE_TYPE): Words("weights, mostly", _file_type),
 }

@@ -51,13 +51,13 @@ FORWARD = (_P.PREFLIGHT, _P.START, _P.PROBE, _P.OPEN)
 END = (_P.CLOSE, _P.DRAIN, _P.STOP)
 
 WORDS: dict[Phase, str] = {
-    _P.PREFLIGHT: "looking whether everything is there and fits beside the live one",
+    _P.PREFLIGHT: "checking that everything is present and fits alongside the live generation",
     _P.START: "starting the engine",
-    _P.PROBE: "loading and proving the engine",
-    _P.OPEN: "it answers in the playground",
-    _P.CLOSE: "it takes no more requests",
-    _P.DRAIN: "it finishes its requests",
-    _P.STOP: "ending the engine",
+    _P.PROBE: "loading and testing the engine",
+    _P.OPEN: "available in the playground",
+    _P.CLOSE: "closing to new requests",
+    _P.DRAIN: "finishing its requests",
+    _P.STOP: "stopping the engine",
 }
 """What a person reads while the phase runs."""
 

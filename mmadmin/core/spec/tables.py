@@ -28,27 +28,27 @@ TOP_FIELDS: tuple[Field, ...] = (
     Field(
         "name",
         "string",
-        "The deployment's name: lower case letters, digits, dots and hyphens. It is how people, "
-        "keys and the history refer to it.",
+        "The deployment's name: lower-case letters, digits, dots and hyphens. People, keys and the "
+        "history refer to it by this name.",
         required=True,
         pattern=NAME,
-        remedy="use up to 63 of a-z, 0-9, '.' and '-', beginning and ending with a letter or digit",
+        remedy="use at most 63 of a-z, 0-9, '.' and '-'; start and end with a letter or digit",
         example="mistral-medium-3.5",
     ),
     Field(
         "public_name",
         "string",
-        "The model name that clients send, from when the generation goes live until another one"
-        " does. The deployment's name when it is left out.",
+        "The model name that clients send. It takes effect when the generation goes live. If "
+        "empty: the deployment's name.",
         pattern=PUBLIC_NAME,
-        remedy="use up to 128 of letters, digits, '.', '_', ':', '/' and '-'",
+        remedy="use at most 128 letters, digits, '.', '_', ':', '/' and '-'",
         example="mistral-medium-3.5",
     ),
-    Field("description", "text", "For people: what this is and whom it is for.", default=""),
+    Field("description", "text", "What this deployment is for, and for whom.", default=""),
     Field(
         "host",
         "string",
-        "The host that serves it. Left out: the panel's own host, or the one where it is now.",
+        "The host that serves it. If empty: its current host, or the panel's host.",
         default="",
         pattern=rf"(?:{NAME})?",
         remedy="use the name of a registered host",
@@ -56,8 +56,8 @@ TOP_FIELDS: tuple[Field, ...] = (
     Field(
         "devices",
         "integers",
-        "GPUs of the host that it gets, by index, in this order. Left out: the fewest that hold "
-        "it, the emptiest first.",
+        "Indexes of the host's GPUs to use, in this order. If empty: the smallest number of GPUs "
+        "that holds the model, those with most free memory first.",
         minimum=0,
         maximum=63,
         example=[2, 3],
@@ -68,8 +68,8 @@ TEMPLATE_FIELDS: tuple[Field, ...] = (
     Field(
         "source",
         "choice",
-        'The chat template: "model" (the model\'s own), "file" (a file of the host, kept by '
-        'its digest) or "inline" (the text below).',
+        'The chat template: "model" (the model\'s own), "file" (a file on the host, stored '
+        'by its digest) or "inline" (the text below).',
         default="model",
         choices=("model", "file", "inline"),
         example="model",
@@ -77,7 +77,7 @@ TEMPLATE_FIELDS: tuple[Field, ...] = (
     Field(
         "file",
         "string",
-        "The template file on the host, absolute.",
+        "Absolute path of the template file on the host.",
         required=True,
         only_for=("file",),
         pattern=r"/[^\x00]+",
@@ -87,7 +87,7 @@ TEMPLATE_FIELDS: tuple[Field, ...] = (
     Field(
         "text",
         "text",
-        "The template itself.",
+        "The template text.",
         required=True,
         only_for=("inline",),
         example="{{ messages[0].content }}",
@@ -95,8 +95,8 @@ TEMPLATE_FIELDS: tuple[Field, ...] = (
     Field(
         "expect_sha256",
         "string",
-        "Digest of the model's own template that the patches were written for (`mm template test` "
-        "shows it). When a newer model brings another template, the plan stops and says so.",
+        "SHA-256 of the model's template that the patches were written for (`mm template test` "
+        "shows it). If a newer model has a different template, planning fails.",
         default="",
         only_for=("model",),
         pattern=rf"(?:{SHA256})?",
@@ -114,7 +114,7 @@ KEEP_FIELDS: tuple[Field, ...] = (
     Field(
         "generations",
         "integer",
-        "How many past generations stay in the store, ready to go back to.",
+        "Number of past generations to keep in the store for rollback.",
         default=5,
         minimum=1,
         maximum=1000,
@@ -122,7 +122,7 @@ KEEP_FIELDS: tuple[Field, ...] = (
     Field(
         "days",
         "integer",
-        "Generations that were live within this time stay too.",
+        "Also keep generations that were live within this time.",
         default=30,
         minimum=0,
         maximum=3650,
@@ -134,21 +134,21 @@ ACTIVATION_FIELDS: tuple[Field, ...] = (
     Field(
         "mode",
         "choice",
-        '"overlap": the new engine starts beside the old one; "swap": the old one stops first '
-        'while requests wait; "auto": overlap where memory allows it.',
+        '"overlap": the new engine starts alongside the old one; "swap": the old one stops first '
+        'while requests wait; "auto": overlap if memory allows it.',
         default="auto",
         choices=("auto", "overlap", "swap"),
     ),
     Field(
         "auto_rollback",
         "boolean",
-        "Go back to the previous generation when the new one fails soon after it went live.",
+        "Roll back to the previous generation if the new one fails soon after going live.",
         default=True,
     ),
     Field(
         "watch_window_s",
         "integer",
-        "How long after going live a failure leads to a roll-back.",
+        "How long after going live a failure triggers a rollback.",
         default=600,
         minimum=0,
         maximum=86400,
@@ -157,9 +157,8 @@ ACTIVATION_FIELDS: tuple[Field, ...] = (
     Field(
         "stall_s",
         "integer",
-        "How long an engine with requests in work may make no progress with any of them before it "
-        "counts as dead, though its clients stay. Above what a batch of prompt tokens takes here. "
-        "0: for ever.",
+        "How long an engine may make no progress on its running requests before it counts as "
+        "dead. Set it above the time that one batch of prompt tokens takes. 0: no limit.",
         default=300,
         minimum=0,
         maximum=86400,
@@ -168,7 +167,7 @@ ACTIVATION_FIELDS: tuple[Field, ...] = (
     Field(
         "drain_timeout_s",
         "integer",
-        "How long running requests of the old generation may go on before they are cut.",
+        "How long running requests of the old generation may take before they are ended.",
         default=300,
         minimum=0,
         maximum=86400,
@@ -177,7 +176,7 @@ ACTIVATION_FIELDS: tuple[Field, ...] = (
     Field(
         "hold_s",
         "integer",
-        "How long new requests may wait during a swap, besides the time that loading takes.",
+        "How long new requests may wait during a swap, in addition to the load time.",
         default=180,
         minimum=0,
         maximum=3600,
@@ -186,7 +185,7 @@ ACTIVATION_FIELDS: tuple[Field, ...] = (
     Field(
         "load_deadline_s",
         "integer",
-        "How long loading may take. 0: from the model's size.",
+        "How long loading may take. 0: estimated from the model's size.",
         default=0,
         minimum=0,
         maximum=86400,
@@ -195,8 +194,8 @@ ACTIVATION_FIELDS: tuple[Field, ...] = (
     Field(
         "required_probes",
         "strings",
-        "Probe rows that must pass before a generation goes live, besides identity, secret, "
-        "context and completion, which always must.",
+        "Probes that must pass before a generation goes live, in addition to identity, secret, "
+        "context and completion, which are always required.",
         default=[],
         choices=tuple(PROBE_ROWS),
         example=["template.tools", "tool-call"],
@@ -204,8 +203,8 @@ ACTIVATION_FIELDS: tuple[Field, ...] = (
     Field(
         "speed_floor_percent",
         "integer",
-        "Refuse a generation that generates slower than this share of its parent's measured "
-        "speed. 0: not checked.",
+        "Reject a generation that is slower than this share of its parent's measured speed. "
+        "0: not checked.",
         default=0,
         minimum=0,
         maximum=100,
@@ -214,8 +213,8 @@ ACTIVATION_FIELDS: tuple[Field, ...] = (
     Field(
         "overrule",
         "mapping",
-        "Warnings of the rules that do not hold here: the rule's name and the reason, which is "
-        "kept with the generation. Refusals cannot be overruled.",
+        "Rule warnings to override: the rule's name and the reason, which is kept with the "
+        "generation. Refusals cannot be overridden.",
         default={},
         example={"context-beyond-training": "tried with rope scaling, see the evaluation"},
     ),
@@ -226,16 +225,16 @@ PATCH_FIELDS: Mapping[str, tuple[Field, ...]] = {
     "reasoning-effort-lenient": (),
     "set-default": (
         Field("variable", "string", "The variable.", required=True, pattern=r"[A-Za-z_]\w*"),
-        Field("value", "scalar", "Its value when the client omits it.", required=True),
+        Field("value", "scalar", "Its value if the client omits it.", required=True),
     ),
     "coerce-unknown": (
         Field("variable", "string", "The variable.", required=True, pattern=r"[A-Za-z_]\w*"),
-        Field("allowed", "scalars", "The values that stay as they are.", required=True),
-        Field("value", "scalar", "What every other value becomes.", required=True),
+        Field("allowed", "scalars", "Values that are left unchanged.", required=True),
+        Field("value", "scalar", "The value that replaces all others.", required=True),
     ),
     "replace": (
-        Field("old", "text", "Text that must stand in the template exactly once.", required=True),
-        Field("new", "text", "What stands there instead.", required=True),
+        Field("old", "text", "Text that occurs in the template exactly once.", required=True),
+        Field("new", "text", "The replacement.", required=True),
     ),
     "unified-diff": (Field("diff", "text", "A unified diff of the template.", required=True),),
 }
@@ -243,7 +242,7 @@ PATCH_KIND = Field("kind", "choice", "What the patch does.", required=True, choi
 ENGINE_KIND = Field(
     "kind",
     "string",
-    "The engine. What [engine], [model] and [serve] may hold follows from it.",
+    "The engine. It determines the fields of [engine], [model] and [serve].",
     default=DEFAULT_ENGINE,
     example=DEFAULT_ENGINE,
 )
@@ -263,11 +262,11 @@ def sections_of(engine: Engine) -> Mapping[str, tuple[Field, ...]]:
 
 
 SECTION_HELP: Mapping[str, str] = {
-    "": "What it is called.",
-    "model": "Which model, from where, and what is done to it.",
-    "engine": "Which engine, from which source, built how.",
+    "": "Name, host and GPUs.",
+    "model": "Which model to serve, and where it comes from.",
+    "engine": "Which engine to use, and how to build it.",
     "template": "The chat template and its patches.",
-    "serve": "How it is served: context, slots, devices, sampling.",
-    "keep": "Which past generations stay in the store.",
-    "activation": "How a generation goes live, and back.",
+    "serve": "Context, slots, devices and sampling.",
+    "keep": "Which past generations to keep in the store.",
+    "activation": "How a generation goes live and rolls back.",
 }

@@ -169,9 +169,9 @@ def test_a_warning_is_overruled_with_a_reason() -> None:
 @pytest.mark.parametrize(
     ("overruled", "message"),
     [
-        ({"no-such-rule": "why not"}, "no rule"),
-        ({"awq-needs-sm75": "I insist"}, "cannot be overruled"),
-        ({"context-beyond-training": "  "}, "needs a reason"),
+        ({"no-such-rule": "why not"}, "unknown rule"),
+        ({"awq-needs-sm75": "I insist"}, "cannot be overridden"),
+        ({"context-beyond-training": "  "}, "requires a reason"),
     ],
 )
 def test_what_cannot_be_overruled(overruled: dict[str, str], message: str) -> None:

@@ -163,7 +163,7 @@ def test_figures_are_read_in_words_and_stay_raw_for_programs():
     found = diff(Side(SMALL, probes=before), Side(SMALL, probes=after))
     assert [(row.label, row.was, row.now) for row in found] == [
         ("generation speed", "41.2 tokens/s", "45.0 tokens/s (+9 %)"),
-        ("time to load", "900 ms", "12.3 s (+1271 %)"),
+        ("load time", "900 ms", "12.3 s (+1271 %)"),
         ("x", "1", "2"),
     ]
     assert [row.as_json()["field"] for row in found][:2] == [
@@ -173,7 +173,7 @@ def test_figures_are_read_in_words_and_stay_raw_for_programs():
     assert found[0].as_json()["after"] == "45000"
     assert found[0].as_json()["now"] == "45.0 tokens/s (+9 %)"
     slower = DiffRow("speed", "ttft_ms", "1000", "500")
-    assert (slower.label, slower.now) == ("time to the first token", "500 ms (-50 %)")
+    assert (slower.label, slower.now) == ("time to first token", "500 ms (-50 %)")
     assert DiffRow("speed", "ttft_ms", None, "500").now == "500 ms"
     assert DiffRow("speed", "ttft_ms", "0", "500").now == "500 ms", "no share of nothing"
     assert DiffRow("speed", "ttft_ms", "1000", "1001").now == "1.0 s", "no change that one sees"
@@ -225,7 +225,7 @@ def test_what_a_model_says_about_itself_is_compared_key_by_key():
     }
     found = diff(Side(SMALL, model=REPORT), Side(SMALL, model=other))
     assert [(row.section, row.label, row.was, row.now) for row in found] == [
-        ("model", "mostly", "Q4_K_M", "Q8_0"),
+        ("model", "weights, mostly", "Q4_K_M", "Q8_0"),
         ("model", "llama.rope.freq_base", "10000.0", "1000000.0"),
         (
             "model",
@@ -275,7 +275,7 @@ def test_sizes_on_the_disk_and_in_memory_are_compared_where_both_are_known():
         Side(SMALL, size_bytes=100 << 20, needs=needs), Side(SMALL, size_bytes=50 << 20, needs=more)
     )
     assert [(row.label, row.was, row.now) for row in found] == [
-        ("everything that it needs", "100.0 MiB", "50.0 MiB (-50 %)"),
+        ("total with dependencies", "100.0 MiB", "50.0 MiB (-50 %)"),
         ("memory on GPU 1, predicted", "2.0 GiB", "3.0 GiB (+50 %)"),
     ]
     assert diff(Side(SMALL, size_bytes=1), Side(SMALL, needs=more)) == []

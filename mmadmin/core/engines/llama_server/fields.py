@@ -11,8 +11,8 @@ FIELDS: tuple[Field, ...] = (
     Field(
         "context",
         "integer",
-        "Tokens that one request may use, prompt and answer together. Each slot has this much. "
-        "0: what the model was trained with (one slot only).",
+        "Maximum tokens per request, prompt and output together. Each slot has this size. "
+        "0: the model's training context (one slot only).",
         default=0,
         minimum=0,
         maximum=16_777_216,
@@ -23,7 +23,7 @@ FIELDS: tuple[Field, ...] = (
     Field(
         "gpu_layers",
         "integer",
-        "Layers kept on the GPUs; 99 or more: all of them. Left out: the engine decides.",
+        "Layers to keep on the GPUs; 99 or more: all. If empty: the engine decides.",
         minimum=0,
         maximum=9999,
         example=99,
@@ -32,7 +32,7 @@ FIELDS: tuple[Field, ...] = (
     Field(
         "tensor_split",
         "decimals",
-        "How the layers are shared out over the GPUs, one number for each.",
+        "How layers are distributed over the GPUs, one number per GPU.",
         minimum=0,
         example=[8, 8, 8, 8],
         flag="--tensor-split",
@@ -40,7 +40,7 @@ FIELDS: tuple[Field, ...] = (
     Field(
         "slots",
         "integer",
-        "Requests that are served at once. Memory for the context grows with it.",
+        "Concurrent requests. Memory for the context grows with this number.",
         default=1,
         minimum=1,
         maximum=512,
@@ -50,28 +50,28 @@ FIELDS: tuple[Field, ...] = (
     Field(
         "jinja",
         "boolean",
-        "Render the chat template with the engine's Jinja interpreter; tools and reasoning need "
-        "it. The engine's default is on.",
+        "Render the chat template with the engine's Jinja interpreter. Required for tools and "
+        "reasoning. The engine's default is on.",
         flag="--jinja",
     ),
     Field(
         "reasoning",
         "choice",
-        "Let the model reason before it answers. auto: as the template says.",
+        "Let the model reason before it answers. auto: the template decides.",
         choices=ON_OFF_AUTO,
         flag="--reasoning",
     ),
     Field(
         "reasoning_format",
         "choice",
-        '"deepseek" puts the reasoning into a field of its own, "none" leaves it in the text.',
+        '"deepseek" returns reasoning in a separate field, "none" leaves it in the text.',
         choices=("auto", "none", "deepseek", "deepseek-legacy"),
         flag="--reasoning-format",
     ),
     Field(
         "temperature",
         "decimal",
-        "Sampling temperature when the client gives none.",
+        "Default sampling temperature.",
         minimum=0,
         maximum=10,
         example="0.7",
@@ -80,7 +80,7 @@ FIELDS: tuple[Field, ...] = (
     Field(
         "top_p",
         "decimal",
-        "Nucleus sampling when the client gives none. 1: off.",
+        "Default nucleus sampling. 1: off.",
         minimum=0,
         maximum=1,
         example="0.95",
@@ -89,7 +89,7 @@ FIELDS: tuple[Field, ...] = (
     Field(
         "top_k",
         "integer",
-        "Top-k sampling when the client gives none. 0: off.",
+        "Default top-k sampling. 0: off.",
         minimum=0,
         maximum=1_000_000,
         example=40,
@@ -98,7 +98,7 @@ FIELDS: tuple[Field, ...] = (
     Field(
         "min_p",
         "decimal",
-        "Min-p sampling when the client gives none. 0: off.",
+        "Default min-p sampling. 0: off.",
         minimum=0,
         maximum=1,
         flag="--min-p",
@@ -114,7 +114,7 @@ FIELDS: tuple[Field, ...] = (
     Field(
         "presence_penalty",
         "decimal",
-        "Penalty for tokens that occurred at all. 0: off.",
+        "Penalty for tokens that already occurred. 0: off.",
         minimum=-2,
         maximum=2,
         flag="--presence-penalty",
@@ -122,7 +122,7 @@ FIELDS: tuple[Field, ...] = (
     Field(
         "frequency_penalty",
         "decimal",
-        "Penalty by how often a token occurred. 0: off.",
+        "Penalty proportional to how often a token occurred. 0: off.",
         minimum=-2,
         maximum=2,
         flag="--frequency-penalty",
@@ -130,7 +130,7 @@ FIELDS: tuple[Field, ...] = (
     Field(
         "seed",
         "integer",
-        "Seed of the sampler when the client gives none. -1: random.",
+        "Default sampler seed. -1: random.",
         minimum=-1,
         maximum=4_294_967_295,
         flag="--seed",
@@ -138,7 +138,7 @@ FIELDS: tuple[Field, ...] = (
     Field(
         "max_tokens",
         "integer",
-        "Longest answer when the client sets no limit. -1: none.",
+        "Default output limit. -1: no limit.",
         minimum=-1,
         maximum=16_777_216,
         unit="tokens",
@@ -147,28 +147,28 @@ FIELDS: tuple[Field, ...] = (
     Field(
         "flash_attention",
         "choice",
-        "Flash attention kernels; needed for a quantized V cache.",
+        "Use flash attention kernels. Required for a quantized V cache.",
         choices=ON_OFF_AUTO,
         flag="--flash-attn",
     ),
     Field(
         "cache_type_k",
         "choice",
-        "Type of the K cache; smaller types save memory.",
+        "Data type of the K cache. Smaller types save memory.",
         choices=CACHE_TYPES,
         flag="--cache-type-k",
     ),
     Field(
         "cache_type_v",
         "choice",
-        "Type of the V cache; smaller types save memory and need flash attention.",
+        "Data type of the V cache. Smaller types save memory and require flash attention.",
         choices=CACHE_TYPES,
         flag="--cache-type-v",
     ),
     Field(
         "threads",
         "integer",
-        "CPU threads for generation. Left out: the engine decides.",
+        "CPU threads for generation. If empty: the engine decides.",
         minimum=1,
         maximum=4096,
         flag="--threads",
@@ -176,7 +176,7 @@ FIELDS: tuple[Field, ...] = (
     Field(
         "threads_batch",
         "integer",
-        "CPU threads for prompts. Left out: as `threads`.",
+        "CPU threads for prompt processing. If empty: same as `threads`.",
         minimum=1,
         maximum=4096,
         flag="--threads-batch",
@@ -184,7 +184,7 @@ FIELDS: tuple[Field, ...] = (
     Field(
         "batch",
         "integer",
-        "Largest logical batch of prompt tokens.",
+        "Maximum logical batch of prompt tokens.",
         minimum=1,
         maximum=1_048_576,
         unit="tokens",
@@ -193,7 +193,7 @@ FIELDS: tuple[Field, ...] = (
     Field(
         "ubatch",
         "integer",
-        "Largest batch that is computed at once; the compute buffers grow with it.",
+        "Maximum batch computed at once. Compute buffers grow with it.",
         minimum=1,
         maximum=1_048_576,
         unit="tokens",
@@ -202,7 +202,7 @@ FIELDS: tuple[Field, ...] = (
     Field(
         "split_mode",
         "choice",
-        "How several GPUs share the model: by layer, by row, or not at all.",
+        "How multiple GPUs share the model: by layer, by row, or not at all.",
         choices=("none", "layer", "row", "tensor"),
         flag="--split-mode",
     ),
@@ -224,13 +224,13 @@ FIELDS: tuple[Field, ...] = (
     Field(
         "kv_unified",
         "boolean",
-        "One cache that all slots share, instead of one share a slot.",
+        "Use one cache shared by all slots instead of one cache per slot.",
         flag="--kv-unified",
     ),
     Field(
         "cache_reuse",
         "integer",
-        "Shortest piece of a cached prompt that is used again by shifting. 0: off.",
+        "Minimum length of a cached prompt part to reuse by shifting. 0: off.",
         minimum=0,
         maximum=1_048_576,
         unit="tokens",
@@ -239,7 +239,7 @@ FIELDS: tuple[Field, ...] = (
     Field(
         "cache_ram_mib",
         "integer",
-        "Main memory for prompt caches of idle slots. -1: no limit, 0: off.",
+        "Main memory for prompt caches of idle slots. -1: no limit. 0: off.",
         minimum=-1,
         maximum=16_777_216,
         unit="MiB",
@@ -248,7 +248,7 @@ FIELDS: tuple[Field, ...] = (
     Field(
         "cpu_moe_layers",
         "integer",
-        "Keep the expert weights of this many first layers in main memory.",
+        "Keep the expert weights of the first N layers in main memory.",
         minimum=0,
         maximum=9999,
         flag="--n-cpu-moe",
@@ -256,14 +256,14 @@ FIELDS: tuple[Field, ...] = (
     Field(
         "reasoning_effort",
         "choice",
-        "Effort that the template is given when the client names none.",
+        "Default reasoning effort for the template.",
         choices=("default", "minimal", "low", "medium", "high", "xhigh", "max"),
         flag="--reasoning-effort",
     ),
     Field(
         "reasoning_budget",
         "integer",
-        "Most tokens of reasoning. -1: no limit, 0: none.",
+        "Maximum reasoning tokens. -1: no limit. 0: none.",
         minimum=-1,
         maximum=16_777_216,
         unit="tokens",
@@ -279,21 +279,21 @@ FIELDS: tuple[Field, ...] = (
     Field(
         "embeddings",
         "boolean",
-        "Serve embeddings only; for embedding models.",
+        "Serve embeddings only, for embedding models.",
         flag="--embeddings",
     ),
-    Field("reranking", "boolean", "Serve reranking; for reranking models.", flag="--rerank"),
+    Field("reranking", "boolean", "Serve reranking, for reranking models.", flag="--rerank"),
     Field(
         "pooling",
         "choice",
-        "How embeddings are pooled. Left out: as the model says.",
+        "How embeddings are pooled. If empty: the model's default.",
         choices=("none", "mean", "cls", "last", "rank"),
         flag="--pooling",
     ),
     Field(
         "sse_ping_s",
         "integer",
-        "Seconds between the comments that keep a silent stream open. -1: none.",
+        "Interval of the comments that keep a silent stream open. -1: none.",
         minimum=-1,
         maximum=3600,
         unit="seconds",
@@ -302,8 +302,8 @@ FIELDS: tuple[Field, ...] = (
     Field(
         "flags",
         "mapping",
-        "Any further option of the engine by its long name without dashes: true for a switch, "
-        "false for its --no- form, a list for comma-separated values.",
+        "Other engine options, by long name without leading dashes: true for a switch, false for "
+        "its --no- form, a list for comma-separated values.",
         default={},
         example={"warmup": False, "prio": 2},
     ),

