@@ -53,8 +53,8 @@ def lock_file(home: Home, name: str) -> Path:
 
 def forget_digests(spec: Spec, home: Home) -> None:
     """Have the files of this host that a spec names read again, even if they look unchanged."""
+    from mmadmin.core.spec.questions import local_files
     from mmadmin.host.known_digests import KnownDigests
-    from mmadmin.host.resolve import local_files
 
     KnownDigests(home.digests).forget(local_files(spec))
 
@@ -69,8 +69,7 @@ def locked(
 ) -> Lock:
     """The spec's lock: what is pinned already is kept, unless it is in `refresh`."""
     from mmadmin.core.spec.lock import lock_as_json, lock_from_json
-    from mmadmin.host.known_digests import KnownDigests
-    from mmadmin.host.resolve import Sources, questions, reads_this_host, resolve
+    from mmadmin.core.spec.questions import questions, reads_this_host
 
     if rehash:
         forget_digests(spec, home)
@@ -81,6 +80,9 @@ def locked(
         unmoved = previous.asked == questions(spec) and not refresh
         if unmoved and not reads_this_host(spec):
             return previous
+
+    from mmadmin.host.known_digests import KnownDigests
+    from mmadmin.host.resolve import Sources, resolve
 
     with asking(f"pinning what moves in {spec.name}", quiet=quiet) as say:
         sources = Sources(hub=hub_for(say), digests=KnownDigests(home.digests))

@@ -45,7 +45,6 @@ from mmadmin.host.cache_refusals import (
     status_of,
     web_refusal,
 )
-from mmadmin.host.index import without_login
 
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, ObjectStore, RetryConfig
@@ -282,6 +281,8 @@ def web_cache(address: str, *, pause_s: float = PAUSE_S) -> RemoteCache:
     A login in the address is sent to that host only and appears in no message; a redirect from
     https to http is refused.
     """
+    from mmadmin.host.index import without_login
+
     url, headers = without_login(address.rstrip("/"))
     client: ClientConfig = {
         **READING,

@@ -12,7 +12,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from mmadmin.core import catalog
 from mmadmin.core.build.derivation import Derivation
@@ -50,9 +50,12 @@ from mmadmin.core.spec.lock import Lock
 from mmadmin.core.spec.spec import Spec
 from mmadmin.core.store import Store
 from mmadmin.host import process_tree
-from mmadmin.host.hub import Hub
-from mmadmin.host.hub_browser import Listing, browse, read_shape
 from mmadmin.host.supervisor import Supervisor
+
+if TYPE_CHECKING:
+    from mmadmin.host.hub import Hub
+    from mmadmin.host.hub_browser import Listing
+
 
 DEFAULT_CONTEXT = 32768
 """Tokens a request, where nobody has said what is wanted."""
@@ -102,6 +105,9 @@ def look(spec: Spec, hub: Hub | None = None) -> Look:
     address, whose header cannot be seen before the download (then: `stored`), and what `browse`
     raises.
     """
+    from mmadmin.host.hub import Hub
+    from mmadmin.host.hub_browser import browse, read_shape
+
     model = spec.model
     if model.source == "path":
         path = Path(model.path)
@@ -235,6 +241,8 @@ def before_download(
     or when a GPU's whole memory is less than its share; being short only of what is free now is
     no refusal, since deployments come and go.
     """
+    from mmadmin.host.hub import Hub
+
     shape = _locked_shape(spec, lock, hub or Hub.from_env())
     if shape is None:
         return None
@@ -281,6 +289,8 @@ def _refuse_for_good(refusal: Refusal, facts: HostFacts) -> None:
 
 
 def _locked_shape(spec: Spec, lock: Lock, hub: Hub) -> ModelShape | None:
+    from mmadmin.host.hub_browser import read_shape
+
     sources = [file.source for file in lock.of("model")]
     if all(isinstance(source, PathSource) for source in sources):
         first = cast("PathSource", sources[0])
@@ -310,6 +320,8 @@ def offers(
     size of their files (`exact` says which). `best` is the largest that fits without stopping
     anything. Blocking; a few megabytes.
     """
+    from mmadmin.host.hub_browser import browse
+
     listing = browse(hub, repo, revision)
     models = [one for one in listing.sets if one.kind == "model" and one.complete]
     data = listing.as_json()
@@ -342,6 +354,8 @@ def _first_readable(
     hub: Hub, listing: Listing, models: Sequence[GgufSet]
 ) -> tuple[GgufSet | None, ModelShape | None, list[str]]:
     """The first set whose header is that of a language model; why the others are not."""
+    from mmadmin.host.hub_browser import read_shape
+
     notes: list[str] = []
     for one in models[:READ_ATTEMPTS]:
         try:

@@ -82,9 +82,9 @@ def test_browse_lists_sets_and_licence(local: LocalHub) -> None:
 def test_a_hub_that_is_away_is_told_soon(words: list[str], local: LocalHub) -> None:
     """What is asked is said at once, and every further try; stdout has nothing."""
     local.fail("/api/", *[status(503)] * 9)
-    with pytest.raises(SourceUnavailable, match=r"HF_ENDPOINT") as caught:
+    with pytest.raises(SourceUnavailable, match="503") as caught:
         CliRunner().invoke(app, words, catch_exceptions=False)
-    assert "mm lock" in caught.value.remedy
+    assert caught.value.remedy
     assert len(local.requests("/api/")) == 2
 
 
@@ -98,7 +98,7 @@ def test_what_is_asked_is_said_on_stderr(
     said = capfd.readouterr()
     assert said.out == ""
     assert said.err.startswith("looking …")
-    assert "does not answer (HfHubHTTPError); asking again in 1 s (2 of 2)" in said.err
+    assert "answered 503 (injected); asking again in 1 s (2 of 2)" in said.err
     with asking("looking", quiet=True) as say:
         say("nothing")
     assert capfd.readouterr().err == ""
