@@ -30,7 +30,7 @@ def secret(name: str) -> str:
 def allowed_hosts(origin: str, named: str) -> list[str]:
     """The names that the panel answers to: those that are named, else those of its origin."""
     if named:
-        return [name for name in named.split(",") if name]
+        return [name.strip() for name in named.split(",") if name.strip()]
     host = urlsplit(origin).hostname
     return [host, "localhost", "127.0.0.1", "[::1]"] if host else ["*"]
 

@@ -29,7 +29,6 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from deployments.models import ClientKey, Deployment, Publication, Replica, ReplicaState
-from mmadmin.core import catalog
 from mmadmin.core.errors import MmError
 from mmadmin.core.generations.lifecycle import JobState
 from mmadmin.core.generations.trial import Phase
@@ -47,7 +46,6 @@ from mmadmin.core.snapshot import (
     Snapshot,
     snapshot_to_json,
 )
-from mmadmin.core.spec.spec import parse_spec
 
 log = logging.getLogger(__name__)
 
@@ -199,6 +197,9 @@ def _replica_route(replica: Replica) -> ReplicaRoute:
 
 def _error_patterns(replica: Replica) -> ErrorPatterns:
     """How its engine words errors; none where the kind of engine is not known here."""
+    from mmadmin.core import catalog
+    from mmadmin.core.spec.spec import parse_spec
+
     kind = replica.launch.get("engine_kind")
     if kind is None:  # started by version 0.1
         with suppress(MmError):

@@ -51,7 +51,9 @@ def init(
 
     Example: mm init --admin-password-file /run/secrets/admin_password
     """
-    installation.prepare(Home.from_env())
+    home = Home.from_env()
+    installation.prepare(home)
+    installation.remember(home)
     migrate()
     password = ""
     if admin_password_file is not None:

@@ -17,7 +17,7 @@ import httpx2
 from deployments import actions
 from deployments.models import Build, Deployment, Generation
 from mmadmin.cli.follow import follow_activation, follow_to_live
-from mmadmin.cli.installation import CHECKOUT, gate_url
+from mmadmin.cli.installation import CHECKOUT, gate_url, public_gate_url
 from mmadmin.cli.output import console, escape
 from mmadmin.cli.records import actor
 from mmadmin.cli.up import remember_state, remembered_state
@@ -161,7 +161,7 @@ def curl_line(outcome: Outcome, ports: Ports) -> str:
         "max_tokens": MAX_TOKENS,  # a model this small does not always come to an end
     }
     return (
-        f"curl -s {gate_url(ports)}/v1/chat/completions "
+        f"curl -s {public_gate_url(ports)}/v1/chat/completions "
         f"-H {shlex.quote(f'Authorization: Bearer {outcome.key}')} "
         f"-H 'Content-Type: application/json' -d {shlex.quote(json.dumps(body))}"
     )

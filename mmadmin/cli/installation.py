@@ -39,6 +39,11 @@ def read_settings(path: Path) -> dict[str, str]:
         if not line.strip() or line.lstrip().startswith("#"):
             continue
         name, equals, value = line.partition("=")
+        if name in VARIABLES and name not in REMEMBERED:
+            raise InvalidInput(
+                f"{path}, line {number}: `{name}` is not kept in this file",
+                remedy="remove the line, and set the variable in the environment of `mm up`",
+            )
         if not equals or name not in REMEMBERED:
             raise InvalidInput(
                 f"{path}, line {number}: `{name}` is not a setting",
@@ -48,7 +53,7 @@ def read_settings(path: Path) -> dict[str, str]:
             found[name] = " ".join(shlex.split(value))
         except ValueError as error:
             raise InvalidInput(
-                f"{path}, line {number}: {error}", remedy="mend the quotes, or remove the line"
+                f"{path}, line {number}: {error}", remedy="fix the quotes, or remove the line"
             ) from error
     return found
 
@@ -91,16 +96,19 @@ def load_environment() -> Home:
             os.environ[name] = _file_value(f"{name}_FILE", Path(path))
     for name, value in read_settings(settings_file(home)).items():
         os.environ.setdefault(name, value)
-    _check_numbers(home)
+    _check_values(home)
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "mmadmin.settings")
     return home
 
 
-def _check_numbers(home: Home) -> None:
-    """Refuse a number that is none before `mm up` remembers it: every command would fail."""
+def _check_values(home: Home) -> None:
+    """Bring values into their form; refuse wrong ones before `mm up` remembers them."""
     for name, variable in VARIABLES.items():
         value = os.environ.get(name) or ""
-        if value and (problem := variable.problem(value)):
+        if not value:
+            continue
+        os.environ[name] = clean = variable.clean(value)
+        if problem := variable.problem(clean):
             raise InvalidInput(
                 f"{name}: {problem}",
                 remedy=f"set {name} to another, or remove its line in {settings_file(home)}",
@@ -131,14 +139,24 @@ def panel_url(ports: Ports) -> str:
     return origin or f"http://{reachable_address()}:{ports.panel}"
 
 
+def public_gate_url(ports: Ports) -> str:
+    """Where clients find the gate, without `/v1`."""
+    return os.environ.get("MM_GATE_ORIGIN") or gate_url(ports)
+
+
 def gate_url(ports: Ports) -> str:
-    """The gate's address, without `/v1`."""
+    """Where this machine finds its own gate, without `/v1`."""
     return f"http://{reachable_address()}:{ports.gate}"
 
 
 def is_set_up(home: Home) -> bool:
-    """True when `mm up` has made this folder."""
+    """True when `mm up`, `mm init` or `mm run` has made this folder."""
     return settings_file(home).exists()
+
+
+def remember(home: Home) -> None:
+    """Keep the settings of this run for later commands."""
+    write_settings(settings_file(home), os.environ)
 
 
 def prepare(home: Home) -> None:
@@ -164,7 +182,8 @@ def _make(home: Home) -> None:
         if not path.exists():
             _write_private(path, secrets.token_urlsafe(SECRET_BYTES) + "\n")
         path.chmod(0o600)
-    write_settings(settings_file(home), os.environ)
+    if not settings_file(home).exists():
+        write_settings(settings_file(home), {})
     if not os.environ.get("DATABASE_URL"):
         home.database.touch(mode=0o600)  # sessions and password hashes, in a folder of any mode
     for path in home.root.glob(f"{home.database.name}*"):
@@ -246,7 +265,7 @@ def check_port(port: int, variable: str, what: str) -> None:
     except OSError as error:
         if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
             raise InvalidInput(
-                f"MM_BIND: {bind_address()} is no address of this machine",
+                f"MM_BIND: {bind_address()} is not an address of this machine",
                 remedy="use 127.0.0.1, 0.0.0.0, or one of its addresses",
             ) from error
         holder = listener(port)

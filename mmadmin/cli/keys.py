@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mmadmin.cli.installation import gate_url
+from mmadmin.cli.installation import public_gate_url
 from mmadmin.cli.output import JsonFlag, console, emit_json, escape, styled, when_text
 from mmadmin.cli.records import actor
 from mmadmin.cli.tables import Column, table
@@ -98,7 +98,7 @@ def issue(
         tokens_per_month=tokens_per_month,
         expires_at=expires_at,
     )
-    base_url = f"{gate_url(Ports.from_env())}/v1"
+    base_url = f"{public_gate_url(Ports.from_env())}/v1"
     if as_json:
         emit_json({"id": key.key_id, "key": text, "base_url": base_url, "owner": key.owner})
         return

@@ -52,7 +52,7 @@ def status_of(home: Home, ports: Ports) -> dict[str, Any]:
     return {
         "home": str(home.root),
         "panel_url": installation.panel_url(ports),
-        "gate_url": installation.gate_url(ports),
+        "gate_url": installation.public_gate_url(ports),
         "supervisor": bool(programs),
         "services": [
             {

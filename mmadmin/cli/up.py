@@ -167,6 +167,7 @@ def _start_services(supervisor: Supervisor, ports: Ports, *, restart: bool, quie
     if "gate" not in own:
         installation.check_port(ports.gate, "MM_GATE_PORT", "gate")
         installation.check_port(ports.metrics, "MM_METRICS_PORT", "metrics of the gate")
+    installation.remember(home)
     with step("database", quiet=quiet):
         migrate()
     changed = not stamp.exists() or stamp.read_text(encoding="utf-8") != fingerprint
@@ -223,7 +224,7 @@ def _show_welcome(home: Home, ports: Ports, admin: Admin, took: float) -> None:
     console.print()
     console.print(f"panel   [bold]{installation.panel_url(ports)}[/]")
     console.print(f"login   [bold]{escape(admin.username)}[/], {password}")
-    console.print(f"API     [bold]{installation.gate_url(ports)}/v1[/]")
+    console.print(f"API     [bold]{installation.public_gate_url(ports)}/v1[/]")
     if installation.bind_address() == DEFAULT_BIND:
         console.print("        [dim]only from this machine; for others: MM_BIND=0.0.0.0 mm up[/]")
     console.print(f"logs    {escape(str(home.logs))}, or: mm logs panel")

@@ -7,9 +7,12 @@ fails when the code reads a variable that is not here.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
+from urllib.parse import urlsplit
 
 MAX_PORT = 65535
 MAX_NUMBER = 2**53
+LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,9 +26,23 @@ class Variable:
     """`mm up` writes it into `MM_HOME/settings.env`."""
     least: int | None = None
     """The variable is a whole number, and this the smallest; None = it is text."""
+    kind: Literal["", "origin", "level"] = ""
+    """What a text must be: scheme and host of a web address, or a level of logging."""
+
+    def clean(self, value: str) -> str:
+        """The value in the form in which it is compared and kept."""
+        if self.kind == "origin":
+            return value.strip().rstrip("/").lower()
+        if self.kind == "level":
+            return value.strip().upper()
+        return value
 
     def problem(self, value: str) -> str:
-        """What is wrong with a value; empty when nothing is."""
+        """What is wrong with a cleaned value; empty when nothing is."""
+        if self.kind == "origin" and not _is_origin(value):
+            return f"{value!r} is not a web address without a path, like https://mm.example.org"
+        if self.kind == "level" and value not in LEVELS:
+            return f"{value!r} is not one of {', '.join(LEVELS)}"
         if self.least is None:
             return ""
         most = MAX_PORT if "_PORT" in self.name else MAX_NUMBER
@@ -33,6 +50,16 @@ class Variable:
         if plain and self.least <= int(value) <= most:
             return ""
         return f"{value!r} is not a whole number from {self.least} to {most}"
+
+
+def _is_origin(value: str) -> bool:
+    try:
+        parts = urlsplit(value)
+        default = {"http": 80, "https": 443}.get(parts.scheme)
+        named = bool(parts.hostname) and parts.port != default and parts.username is None
+    except ValueError:
+        return False
+    return named and default is not None and value == f"{parts.scheme}://{parts.netloc}"
 
 
 SECTIONS: dict[str, tuple[Variable, ...]] = {
@@ -48,8 +75,18 @@ SECTIONS: dict[str, tuple[Variable, ...]] = {
         Variable("MM_HOST_NAME", "name of this machine among the hosts", "local"),
     ),
     "The panel": (
-        Variable("PUBLIC_ORIGIN", "where people find the panel: `https://mm.example.org`", ""),
-        Variable("MM_GATE_ORIGIN", "where clients find the gate: `https://api.example.org`", ""),
+        Variable(
+            "PUBLIC_ORIGIN",
+            "where people find the panel: `https://mm.example.org`",
+            "",
+            kind="origin",
+        ),
+        Variable(
+            "MM_GATE_ORIGIN",
+            "where clients find the gate: `https://api.example.org`",
+            "",
+            kind="origin",
+        ),
         Variable("MM_GATE_URL", "where the panel finds the gate", "the gate's port on 127.0.0.1"),
         Variable(
             "MM_ALLOWED_HOSTS",
@@ -61,7 +98,7 @@ SECTIONS: dict[str, tuple[Variable, ...]] = {
             "addresses whose `X-Forwarded-*` headers the panel believes, with commas",
             "127.0.0.1",
         ),
-        Variable("MM_LOG_LEVEL", "how much is logged: DEBUG, INFO, WARNING", "INFO"),
+        Variable("MM_LOG_LEVEL", f"how much is logged: {', '.join(LEVELS)}", "INFO", kind="level"),
         Variable(
             "MM_DEBUG",
             "1 = Django's debug pages; never where others can reach it",

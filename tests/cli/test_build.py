@@ -13,7 +13,8 @@ from mmadmin.core.build.derivation import Derivation
 from mmadmin.core.build.rebuild import Check, Difference
 from mmadmin.core.errors import InvalidSpec, NotFound
 from mmadmin.core.home import Home
-from mmadmin.core.spec.lock import lock_as_json, questions
+from mmadmin.core.spec.lock import lock_as_json
+from mmadmin.core.spec.questions import questions
 from mmadmin.core.spec.spec import parse_spec
 from mmadmin.core.store import Store
 from tests.support.engine import CATALOG, LOCK, EngineStore

@@ -60,13 +60,14 @@ def test_ports_are_remembered_and_the_environment_goes_first(
     """What `mm up` was told is found by the next command; a variable still wins."""
     clean_env.setenv("MM_HOME", str(tmp_path))
     clean_env.setenv("MM_PANEL_PORT", "8123")
-    clean_env.setenv("PUBLIC_ORIGIN", "https://mm.example.org/with space")
+    clean_env.setenv("PUBLIC_ORIGIN", "https://mm.example.org")
     installation.prepare(Home(tmp_path))
+    installation.remember(Home(tmp_path))
     clean_env.delenv("MM_PANEL_PORT")
     clean_env.delenv("PUBLIC_ORIGIN")
     installation.load_environment()
     assert os.environ["MM_PANEL_PORT"] == "8123"
-    assert os.environ["PUBLIC_ORIGIN"] == "https://mm.example.org/with space"
+    assert os.environ["PUBLIC_ORIGIN"] == "https://mm.example.org"
     clean_env.setenv("MM_PANEL_PORT", "9000")
     installation.load_environment()
     assert os.environ["MM_PANEL_PORT"] == "9000"
@@ -80,6 +81,7 @@ def test_a_variable_that_is_set_to_nothing_is_not_set(
     clean_env.setenv("MM_HOME", str(tmp_path))
     clean_env.setenv("MM_PANEL_PORT", "8123")
     installation.prepare(Home(tmp_path))
+    installation.remember(Home(tmp_path))
     for name in ("MM_PANEL_PORT", "MM_HOST_NAME", "MM_LOG_LEVEL", "MM_GATE_ORIGIN"):
         clean_env.setenv(name, "")
     (tmp_path / "origin").write_text("https://api.example.org\n")
@@ -165,5 +167,88 @@ def test_an_address_of_another_machine_is_refused_in_words(clean_env: pytest.Mon
     """Nobody has taken the port; the address is wrong."""
     for address in ("192.0.2.1", "999.1.1.1"):
         clean_env.setenv("MM_BIND", address)
-        with pytest.raises(InvalidInput, match="no address of this machine"):
+        with pytest.raises(InvalidInput, match="not an address"):
             installation.check_port(1, "MM_PANEL_PORT", "panel")
+
+
+@pytest.mark.parametrize("command", [["up", "--no-demo"], ["run", "gate"]])
+def test_a_refused_command_remembers_nothing(
+    tmp_path: Path, clean_env: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    """Neither `mm up` that was refused, nor `mm run`, changes what the next command finds."""
+    from mmadmin.cli import containers, up
+
+    clean_env.setenv("MM_HOME", str(tmp_path))
+    clean_env.setenv("MM_GATE_PORT", "20100")
+    installation.prepare(Home(tmp_path))
+    installation.remember(Home(tmp_path))
+    before = installation.settings_file(Home(tmp_path)).read_text()
+    assert "20100" in before
+    clean_env.setenv("MM_GATE_PORT", "8000")  # the panel's
+    if command[0] == "up":
+        with pytest.raises(InvalidInput, match="panel"):
+            up.up(demo=False)
+    else:
+        clean_env.setattr("os.execvpe", lambda *_: None)
+        clean_env.chdir(tmp_path)
+        containers.run("gate")
+    assert installation.settings_file(Home(tmp_path)).read_text() == before
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "kept"),
+    [
+        ("PUBLIC_ORIGIN", "https://MM.example.org/", "https://mm.example.org"),
+        ("MM_GATE_ORIGIN", " http://api.example.org:8080", "http://api.example.org:8080"),
+        ("MM_LOG_LEVEL", "info", "INFO"),
+    ],
+)
+def test_values_are_brought_into_their_form(
+    tmp_path: Path, clean_env: pytest.MonkeyPatch, name: str, value: str, kept: str
+) -> None:
+    """As browsers send an origin, and as logging knows a level."""
+    clean_env.setenv("MM_HOME", str(tmp_path))
+    clean_env.setenv(name, value)
+    installation.load_environment()
+    assert os.environ[name] == kept
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("PUBLIC_ORIGIN", "mm.example.org"),
+        ("PUBLIC_ORIGIN", "notaurl"),
+        ("PUBLIC_ORIGIN", "ftp://mm.example.org"),
+        ("PUBLIC_ORIGIN", "https://mm.example.org/panel"),
+        ("PUBLIC_ORIGIN", "https://mm.example.org:443"),
+        ("PUBLIC_ORIGIN", "https://user@mm.example.org"),
+        ("MM_GATE_ORIGIN", "https://:1"),
+        ("MM_GATE_ORIGIN", "https://[::1"),
+        ("MM_LOG_LEVEL", "trace"),
+    ],
+)
+def test_wrong_values_are_refused_by_name(
+    tmp_path: Path, clean_env: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    """Before a service fails on them, and before they are remembered."""
+    clean_env.setenv("MM_HOME", str(tmp_path))
+    clean_env.setenv(name, value)
+    with pytest.raises(InvalidInput, match=name):
+        installation.load_environment()
+
+
+def test_a_setting_that_is_not_remembered_is_told_apart(tmp_path: Path) -> None:
+    """It is a setting, only not one for this file."""
+    path = tmp_path / "settings.env"
+    path.write_text("HF_ENDPOINT=http://hub\n")
+    with pytest.raises(InvalidInput, match="not kept in this file"):
+        installation.read_settings(path)
+
+
+def test_clients_are_told_the_gates_origin(clean_env: pytest.MonkeyPatch) -> None:
+    """What is printed for clients is where clients find the gate; our own questions go directly."""
+    ports = Ports(panel=8000, gate=20000, metrics=20001, engines_from=21000)
+    assert installation.public_gate_url(ports) == "http://127.0.0.1:20000"
+    clean_env.setenv("MM_GATE_ORIGIN", "https://api.example.org")
+    assert installation.public_gate_url(ports) == "https://api.example.org"
+    assert installation.gate_url(ports) == "http://127.0.0.1:20000"

@@ -20,7 +20,7 @@ from mmadmin.settings import allowed_hosts
             "",
             ["mm.example.org", "localhost", "127.0.0.1", "[::1]"],
         ),
-        ("https://mm.example.org", "a.org,b.org", ["a.org", "b.org"]),
+        ("https://mm.example.org", "a.org, b.org,", ["a.org", "b.org"]),
         ("", "a.org", ["a.org"]),
     ],
 )

@@ -66,7 +66,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_help_loads_no_framework(tmp_path: Path) -> None:
     """`mm --help` names every command and needs neither Django nor the store nor an engine."""
     found = loaded(tmp_path, "--help")
-    assert not found & (SLOW | {"django", "redis", "psutil", "mmadmin.core.store"})
+    assert found & (SLOW | {"django", "redis", "psutil", "mmadmin.core.store"}) == set()
     assert "mmadmin.cli.build" in found
 
 
@@ -78,7 +78,8 @@ def test_a_question_to_the_records_loads_little(home: Path, words: list[str]) ->
     """Records are read without the panel, the queue, the store and the engines."""
     found = loaded(home, *words)
     assert "deployments.models" in found
-    assert not found & (SLOW | {"mmadmin.core.store", "mmadmin.core.catalog", "mmadmin.host.hub"})
+    slow = SLOW | {"mmadmin.core.store", "mmadmin.core.catalog", "mmadmin.host.hub"}
+    assert found & slow == set()
 
 
 def test_a_command_loads_no_other(tmp_path: Path) -> None:
