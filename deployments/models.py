@@ -190,7 +190,7 @@ class Generation(models.Model):
     rendering = models.JSONField(null=True, blank=True)
     """What its patches change: `rendering.json` of the patched template; null = it has none."""
     model_report = models.JSONField(null=True, blank=True)
-    """What the model says about itself: the `verify-gguf` report; null = not known."""
+    """What the model says about itself: its format's report; null = not known."""
     renders = models.JSONField(null=True, blank=True)
     """What its template makes of each conversation of the matrix, in the sandbox:
     `{name: {"output"} | {"error"}}`; null = not known."""

@@ -5,6 +5,7 @@ rooms of `deployments` are watched by what their files import themselves.
 """
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -113,3 +114,52 @@ def test_names_that_say_nothing_are_not_used() -> None:
     empty = {"utils", "util", "helpers", "helper", "manager", "base", "common", "misc"}
     rooms = (ROOT / "mmadmin", ROOT / "deployments", ROOT / "tests")
     assert not [p for room in rooms for p in room.rglob("*.py") if p.stem in empty]
+
+
+KNOWN_ONLY_INSIDE = re.compile(
+    r"(?<!o)llama|gguf|mmproj|vllm|n_ctx|cache_prompt|--ctx-size|/props\b|/slots\b|/apply-template",
+    re.IGNORECASE,
+)
+"""Words of one engine or one model format."""
+INSIDE = ("mmadmin/core/engines/", "mmadmin/core/formats/", "deployments/catalog/", "/migrations/")
+"""Where such words belong; of the first two only their folders, not the files beside them."""
+STILL_SAID: dict[str, str] = {
+    "mmadmin/cli/fit.py": "the listing of a repository is still one of GGUF sets",
+    "mmadmin/core/catalog.py": "the engine of a file that names none",
+    "mmadmin/core/fit/rules.py": "the table of rules names the engines and formats that they are about",
+    "mmadmin/core/spec/lock.py": "the names in locks of format 1",
+    "mmadmin/host/adopt.py": "models of other programs' caches, which are GGUF files",
+    "mmadmin/host/fit.py": "headers, sets and offers are still read as GGUF",
+    "mmadmin/host/hub_browser.py": "headers are still read as GGUF",
+    "templates/editing/_found.html": "the listing of a repository is still one of GGUF sets",
+    "templates/editing/page.html": "an example of a repository",
+}
+"""Files outside that say one, and why; this list only gets shorter."""
+
+
+def product_files() -> Iterator[Path]:
+    """What is installed: code, templates and scripts of pages."""
+    for room in ("mmadmin", "deployments", "templates", "static"):
+        for path in sorted((ROOT / room).rglob("*")):
+            if path.suffix in {".py", ".html", ".js", ".css"}:
+                yield path
+
+
+def is_inside(name: str) -> bool:
+    """True for a file in the folder of one engine or format."""
+    return any(
+        part in name and ("/core/" not in part or "/" in name.removeprefix(part)) for part in INSIDE
+    )
+
+
+def test_one_engine_and_one_format_are_known_in_their_own_folders_only() -> None:
+    """The next engine touches nothing else: no file outside says a word of one."""
+    said = {
+        path.relative_to(ROOT).as_posix()
+        for path in product_files()
+        if not is_inside(path.relative_to(ROOT).as_posix())
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if KNOWN_ONLY_INSIDE.search(line) and not line.strip().startswith("Example: ")
+    }
+    assert not said - set(STILL_SAID)
+    assert not set(STILL_SAID) - said, "this file is clean now: take it off the list"

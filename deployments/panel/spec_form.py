@@ -15,6 +15,7 @@ from typing import Any
 import tomlkit
 from tomlkit.exceptions import TOMLKitError
 
+from mmadmin.core.catalog import DEFAULT_ENGINE, engines
 from mmadmin.core.errors import InvalidSpec, MmError
 from mmadmin.core.fit.rules import overrulable
 from mmadmin.core.spec.spec import describe_spec, parse_spec
@@ -30,37 +31,10 @@ TITLES = {
     "keep": "Retention",
     "activation": "Activation",
 }
-LABELS = {
-    "gpu_layers": "GPU layers",
-    "main_gpu": "Main GPU",
-    "mmproj": "Multimodal projector",
-    "url": "Address",
-    "sha256": "SHA-256",
-    "cuda_architectures": "CUDA architectures",
-    "jinja": "Jinja templates",
-    "top_p": "top-p",
-    "top_k": "top-k",
-    "min_p": "min-p",
-    "cache_type_k": "K cache type",
-    "cache_type_v": "V cache type",
-    "kv_unified": "Unified KV cache",
-    "cpu_moe_layers": "Expert layers in main memory",
-    "cache_ram_mib": "Prompt cache",
-    "sse_ping_s": "Keep-alive interval",
-}
-"""Where the key's own words would not do."""
-OFTEN = frozenset(
-    {
-        *("context", "slots", "gpu_layers", "tensor_split", "cache_type_k", "cache_type_v"),
-        *("reasoning", "reasoning_format", "temperature", "top_p", "top_k", "jinja"),
-    }
-)
-"""Serve options that most deployments set; the others are folded away."""
 LONG = frozenset({"repo", "files", "package", "file", "url", "sha256", "path", "expect_sha256"})
 """Keys whose values rarely fit half the width."""
 LENIENT = "reasoning-effort-lenient"
 PATCH = "template.patches." + LENIENT
-ENGINE = "llama-server"
 OVERRULE = "activation.overrule."
 """And a rule's name: why its warning does not hold here."""
 FILE_ONLY = frozenset({"mapping", "tables"})
@@ -150,15 +124,17 @@ def sections(text: str, spoken: Mapping[str, str] | None = None) -> list[FormSec
     """
     document = read(text)
     made = []
-    for section in _described():
+    kind = _engine_of(document)
+    for section in _described(kind):
         name = str(section["name"])
         table = _table(document, name)
         shown = [_field(name, field, table) for field in _for_source(section, table)]
         if name == "template":
             shown.append(_patch(table))
         if name == "activation":
-            shown += _overrules(table, spoken or {})
-        often = [f for f in shown if name != "serve" or f.key.partition(".")[2] in OFTEN]
+            shown += _overrules(kind, table, spoken or {})
+        seldom = {f["name"] for f in section["fields"] if name == "serve" and not f.get("often")}
+        often = [f for f in shown if f.key.partition(".")[2] not in seldom]
         made.append(
             FormSection(
                 name=name,
@@ -175,7 +151,7 @@ def write(text: str, values: Mapping[str, str]) -> str:
     """The text with the form's values in it; untouched where a value is as it was."""
     document = read(text)
     on_top: dict[str, Any] = {}
-    for section in _described():
+    for section in _described(_engine_of(document)):
         name = str(section["name"])
         before = _table(document, name)
         changes: dict[str, Any] = {}
@@ -194,8 +170,15 @@ def write(text: str, values: Mapping[str, str]) -> str:
     return _with_top_keys(tomlkit.dumps(document), on_top)
 
 
-def _described() -> Iterator[dict[str, Any]]:
-    described: Any = describe_spec(ENGINE)
+def _engine_of(document: Mapping[str, Any]) -> str:
+    """The engine that the file names, where it is known; else the one of a file that names none."""
+    table = document.get("engine")
+    kind = table.get("kind") if isinstance(table, Mapping) else None
+    return str(kind) if kind in engines() else DEFAULT_ENGINE
+
+
+def _described(engine_kind: str) -> Iterator[dict[str, Any]]:
+    described: Any = describe_spec(engine_kind)
     yield from described["sections"]
 
 
@@ -230,7 +213,7 @@ def _field(section: str, field: Mapping[str, Any], table: Mapping[str, Any]) -> 
     example = _text(field.get("example"))
     return FormField(
         key=_dotted(section, str(field["name"])),
-        label=LABELS.get(str(field["name"]), str(field["name"]).replace("_", " ").capitalize()),
+        label=str(field.get("label") or str(field["name"]).replace("_", " ").capitalize()),
         kind=kind,
         help=str(field["help"]),
         value=_text(table.get(field["name"])),
@@ -260,11 +243,13 @@ def _patch(table: Mapping[str, Any]) -> FormField:
     )
 
 
-def _overrules(table: Mapping[str, Any], spoken: Mapping[str, str]) -> Iterator[FormField]:
+def _overrules(
+    engine_kind: str, table: Mapping[str, Any], spoken: Mapping[str, str]
+) -> Iterator[FormField]:
     """A field for each warning of the engine: the reason why it does not hold here."""
     reasons = table.get("overrule", {})
     reasons = reasons if isinstance(reasons, Mapping) else {}
-    for rule in overrulable(ENGINE):
+    for rule in overrulable(engine_kind):
         words = spoken.get(rule.name) or f"Where {rule.about}"
         yield FormField(
             key=OVERRULE + rule.name,
@@ -352,7 +337,7 @@ def _drop_foreign(section: Mapping[str, Any], table: MutableMapping[str, Any]) -
 
 def _set_overrules(document: MutableMapping[str, Any], values: Mapping[str, str]) -> None:
     """Write, change or remove each reason that is not as it was; an emptied table goes."""
-    for rule in overrulable(ENGINE):
+    for rule in overrulable(_engine_of(document)):
         reason = values.get(PREFIX + OVERRULE + rule.name)
         reasons = _table(_table(document, "activation"), "overrule")
         if reason is None or reason.strip() == _text(reasons.get(rule.name)):

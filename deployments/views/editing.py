@@ -13,6 +13,8 @@ from deployments import actions, queries
 from deployments.panel import spec_form
 from deployments.panel.forms import Deploy
 from deployments.views.page import blame, form_only, number_of, operator, page, person, show
+from mmadmin.core import catalog
+from mmadmin.core.catalog import DEFAULT_ENGINE
 from mmadmin.core.errors import MmError
 
 
@@ -45,7 +47,7 @@ def _from_hub(request: HttpRequest) -> str:
     repo, quant = request.GET.get("repo", ""), request.GET.get("quant", "")
     if not repo:
         return ""
-    name = re.sub(r"[^a-z0-9.]+", "-", repo.rpartition("/")[2].lower().removesuffix("-gguf"))
+    name = re.sub(r"[^a-z0-9.]+", "-", _without_format(repo.rpartition("/")[2].lower()))
     document = tomlkit.document()
     document["name"] = name.strip("-.") or "model"
     document["model"] = {
@@ -59,8 +61,16 @@ def _from_hub(request: HttpRequest) -> str:
     )
     document["engine"] = {**engine, "backend": "auto"}
     document["engine"].pop("cuda_architectures", None)
-    document["serve"] = {"context": 32768, "slots": 1, "gpu_layers": 99, "jinja": True}
+    kind = document["engine"].get("kind", DEFAULT_ENGINE)
+    document["serve"] = dict(catalog.engine(kind).tables.first_serve)
     return tomlkit.dumps(document)
+
+
+def _without_format(name: str) -> str:
+    """A repository's name without the model format at its end."""
+    for kind in catalog.formats():
+        name = name.removesuffix(f"-{kind}")
+    return name
 
 
 @form_only

@@ -7,7 +7,7 @@ Anything else that escapes is a bug of ours and is logged with its traceback.
     ├── InvalidInput          the person asked for something that cannot be (exit 1, HTTP 422)
     │   ├── InvalidSpec       a field of a deployment file, named, with the remedy
     │   ├── InvalidDerivation
-    │   └── InvalidModel      a GGUF, shard set, template or checkpoint that must not be used
+    │   └── InvalidModel      a model file, shard set, template or checkpoint that must not be used
     ├── NotFound              (HTTP 404)
     ├── Refused               (HTTP 403) the person may not do this
     ├── Conflict              (HTTP 409) someone else won, or the state does not allow it

@@ -1,7 +1,7 @@
 """The endpoints: what a client may call, and nothing else.
 
 A path is allowed when its raw bytes are one of these names, so there is no normalisation to get
-wrong: `//slots`, `/v1/../props` and percent-encoded spellings match nothing.
+wrong: `//metrics`, `/v1/../metrics` and percent-encoded spellings match nothing.
 """
 
 from __future__ import annotations

@@ -33,6 +33,7 @@ class Write:
     version: int = 1
     determinism: Determinism = "bitwise"
     refers_to_inputs: bool = False
+    copies: Sequence[str] = ("shards",)
     ran: list[str] = field(default_factory=list)
     hook: Callable[[], None] = lambda: None
 
@@ -63,6 +64,7 @@ class Pinned:
     version: int = 1
     determinism: Determinism = "bitwise"
     refers_to_inputs: bool = False
+    copies: Sequence[str] = ()
     ran: list[str] = field(default_factory=list)
 
     def check(self, params: Params) -> None:
@@ -84,6 +86,7 @@ class Links(Write):
 
     kind: str = "links"
     refers_to_inputs: bool = True
+    copies: Sequence[str] = ()
 
     def build(self, params: Params, inputs: Mapping[str, Path], out: Path, tools: Any) -> None:
         """Write the output."""

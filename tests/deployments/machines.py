@@ -110,6 +110,7 @@ class ToyRecipe:
     version = 1
     determinism = "bitwise"
     refers_to_inputs = True
+    copies: Sequence[str] = ()
 
     def __init__(self, kind: str) -> None:
         self.kind = kind

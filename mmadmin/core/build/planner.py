@@ -179,6 +179,8 @@ class Plan:
 
     goal: Derivation
     steps: tuple[PlanStep, ...]
+    copied_bytes: int = 0
+    """Bytes of inputs that its build steps write once more (`Recipe.copies`)."""
 
     @property
     def work(self) -> tuple[PlanStep, ...]:
@@ -192,18 +194,11 @@ class Plan:
 
     @property
     def written_bytes(self) -> int:
-        """Bytes that it adds to the store at least: what is fetched, and merged copies of shards.
+        """Bytes that it adds to the store at least: what is fetched, and copies of it.
 
         What other steps write is not known before they have run.
         """
-        sizes = {step.digest: step.size_bytes for step in self.steps}
-        merged = [
-            sizes.get(shards.digest, 0)
-            for step in self.steps
-            if step.action == "build"
-            and (shards := step.derivation.inputs.get("shards")) is not None
-        ]
-        return self.fetch_bytes + sum(merged)
+        return self.fetch_bytes + self.copied_bytes
 
     def count(self, action: Action) -> int:
         """How many steps have this action."""
@@ -252,7 +247,15 @@ def plan_with(goal: Derivation, outputs: Outputs) -> Plan:
             steps.append(_cached(derivation, outputs))
         elif derivation.digest in needed:
             steps.append(_todo(derivation, outputs))
-    return Plan(goal, tuple(steps))
+    sizes = {step.digest: step.size_bytes for step in steps}
+    copied = sum(
+        sizes.get(step.derivation.inputs[name].digest, 0)
+        for step in steps
+        if step.action == "build"
+        for name in outputs.recipe_of(step.derivation.recipe).copies
+        if name in step.derivation.inputs
+    )
+    return Plan(goal, tuple(steps), copied)
 
 
 def usable(outputs: Outputs, derivation: Derivation) -> bool:

@@ -197,6 +197,8 @@ class Recipe(Protocol):
     determinism: Determinism
     refers_to_inputs: bool
     """True when the output names its inputs by store path (a system), so that they live on."""
+    copies: Sequence[str]
+    """Inputs whose bytes the output holds once more, so that a plan knows what it will write."""
 
     def check(self, params: Params) -> None:
         """Refuse bad params (`InvalidDerivation`)."""

@@ -80,8 +80,8 @@ def _coerce_unknown(patch: Table, where: str) -> str:
 def _lenient_effort(patch: Table, where: str) -> str:
     """The named set: omitted → high, anything but none and high → high, none stays none.
 
-    llama-server takes a top-level `"reasoning_effort": "none"` out of the template's variables and
-    says `enable_thinking = false` instead, so an omitted effort means high only where thinking is
+    An engine may take a top-level `"reasoning_effort": "none"` out of the template's variables and
+    say `enable_thinking = false` instead, so an omitted effort means high only where thinking is
     not switched off.
     """
     fields(patch, where, required=("kind",))

@@ -27,7 +27,7 @@ TEMPLATE = "template"
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What a model file says about itself (see `verify-gguf`)."""
+    """What a model file says about itself (see `ModelFormat.facts_of`)."""
 
     architecture: str
     size_bytes: int
@@ -48,6 +48,8 @@ class Tables:
     """Besides `kind`, which every engine has."""
     model: Sequence[Field]
     serve: Sequence[Field]
+    first_serve: Mapping[str, Json] = field(default_factory=dict)
+    """What `[serve]` of a new file begins with."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from mmadmin.core.build.recipe import Toolbox
 
@@ -58,10 +58,22 @@ class FileSet(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class ReportLabel:
+    """How people read a field of a report."""
+
+    label: str
+    unit: Literal["", "bytes"] = ""
+    names: Mapping[str, str] = field(default_factory=dict)
+    """What some of its values are called."""
+
+
 class ModelFormat(Protocol):
     """One format of model files; its module ends with `FORMAT: ModelFormat = ...`."""
 
     kind: str
+    report_recipe: str
+    """The kind of the recipe that checks a model and writes its report."""
 
     def owns(self, path: str) -> bool:
         """True for a file of this format, by its name."""
@@ -80,6 +92,14 @@ class ModelFormat(Protocol):
 
     def facts_of(self, report: Mapping[str, Any]) -> ModelFacts:
         """What a report says about its model."""
+        ...
+
+    def report_fields(self, report: Mapping[str, Any]) -> Mapping[str, str]:
+        """A report as flat text, to be compared field by field."""
+        ...
+
+    def label_of(self, name: str) -> ReportLabel | None:
+        """How a field of a report is shown; None = as it is."""
         ...
 
     def read_template(self, path: Path, tools: Toolbox) -> str | None:

@@ -18,20 +18,19 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from mmadmin.core import catalog
 from mmadmin.core.build.recipe import HubSource, Json
 from mmadmin.core.errors import InvalidInput
-from mmadmin.core.formats.gguf.report import TEMPLATE
 from mmadmin.core.generations.diff_labels import (
     MEMORY,
     NOISE_PERCENT,
-    TENSOR_BYTES,
     Words,
     bytes_in_words,
     percent,
     words_of,
 )
 from mmadmin.core.spec.lock import lock_from_json
-from mmadmin.core.spec.spec import parse_spec, spec_as_document
+from mmadmin.core.spec.spec import Spec, parse_spec, spec_as_document
 from mmadmin.core.spec.tables import SECTION_HELP
 
 STORE_PATH = re.compile(r"/[^\s,]*/objects/[0-9a-f]{64}-([^\s,/]+)")
@@ -128,7 +127,7 @@ class Side:
     probes: Mapping[str, Any] | None = None
     """The probe report: `{"rows": [{"name", "state", …}], …}`."""
     model: Mapping[str, Any] | None = None
-    """The `verify-gguf` report."""
+    """The report of its model, as its format writes it."""
     renders: Mapping[str, Any] | None = None
     """What its template makes of each conversation: `{name: {"output"} | {"error"}}`."""
     size_bytes: int | None = None
@@ -142,7 +141,7 @@ def diff(before: Side, after: Side) -> list[DiffRow]:
     return [
         *_spec_rows(before.spec_toml, after.spec_toml),
         *_known(_source_rows, before.lock, after.lock),
-        *_known(_model_rows, before.model, after.model),
+        *_model_rows(before, after),
         *_known(_build_rows, before.graph, after.graph),
         *_known(_command_rows, before.argv, after.argv),
         *_known(template_rows, before.template, after.template),
@@ -171,12 +170,21 @@ def _spec_rows(before: str, after: str) -> Iterator[DiffRow]:
 
 
 @lru_cache(maxsize=256)  # a history compares each generation with its parent and with its child
+def _parsed(text: str) -> Spec | None:
+    """The spec; None when the text no longer parses."""
+    try:
+        return parse_spec(text)
+    except InvalidInput:
+        return None
+
+
+@lru_cache(maxsize=256)
 def _spec_fields(text: str) -> Mapping[str, str]:
     """Dotted field → value, in the sections' order; the text itself when it no longer parses."""
-    try:
-        document = spec_as_document(parse_spec(text))
-    except InvalidInput:
+    spec = _parsed(text)
+    if spec is None:
         return {"text": text}
+    document = spec_as_document(spec)
     fields: dict[str, str] = {}
     for section in SECTION_HELP:
         table = document.get(section, {}) if section else document
@@ -217,27 +225,16 @@ def _sources(lock: Mapping[str, Any]) -> dict[str, str]:
     return fields
 
 
-def _model_rows(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[DiffRow]:
-    yield from _compare("model", _model(before), _model(after))
+def _model_rows(before: Side, after: Side) -> Iterator[DiffRow]:
+    if before.model is not None and after.model is not None:
+        yield from _compare("model", _model(before), _model(after))
 
 
-def _model(report: Mapping[str, Any]) -> dict[str, str]:
-    """Every key of a GGUF's metadata, its arrays by count and digest, its tensors by type."""
-    fields: dict[str, str] = {}
-    for key, value in sorted((report.get("metadata") or {}).items()):
-        _flatten(key, value, fields)
-    for key, count in (report.get("arrays") or {}).items():
-        if key not in fields:
-            digest = str((report.get("array_digests") or {}).get(key, ""))
-            fields[key] = f"{count} items, sha256 {digest[:SHORT]}"
-    template = report.get("template_sha256")
-    fields.pop(TEMPLATE, None)
-    if template:
-        fields[TEMPLATE] = f"sha256 {template[:SHORT]}"
-    fields["tensors"] = str(report.get("tensor_count", ""))
-    for name, size in (report.get("tensor_types") or {}).items():
-        fields[f"{TENSOR_BYTES}{name}"] = str(size)
-    return fields
+def _model(side: Side) -> Mapping[str, str]:
+    """The report of a side's model, field by field, as its format reads it."""
+    spec = _parsed(side.spec_toml)
+    engine = catalog.engine(spec.engine_kind if spec else catalog.DEFAULT_ENGINE)
+    return catalog.model_format(engine.model_format).report_fields(side.model or {})
 
 
 def _build_rows(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[DiffRow]:
@@ -245,12 +242,15 @@ def _build_rows(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator
     yield from (row for row in rows if not _is_told(row))
 
 
-_TOLD = frozenset(
-    {"fetch", "unpack", "system", "verify-gguf", "extract-template", "patch-template"}
-)
-"""Steps whose params other sections tell already."""
+_TOLD = frozenset({"fetch", "unpack", "system", "extract-template", "patch-template"})
+"""Steps whose params other sections tell already, besides those that write reports."""
 _NAMES = frozenset({"file", "first", "output"})
 """Params that name files inside objects."""
+
+
+def _tells_nothing_new(recipe: str) -> bool:
+    reports = {one.report_recipe for one in catalog.formats().values()}
+    return recipe in _TOLD or recipe in reports
 
 
 def _steps(graph: Mapping[str, Any]) -> dict[str, str]:
@@ -260,7 +260,7 @@ def _steps(graph: Mapping[str, Any]) -> dict[str, str]:
         recipe = step["recipe"]
         fields[f"{recipe} recipe"] = f"version {step['version']}"
         for name, value in step["params"].items():
-            if recipe not in _TOLD and name not in _NAMES and value not in ("", []):
+            if not _tells_nothing_new(recipe) and name not in _NAMES and value not in ("", []):
                 _flatten(f"{recipe} {name}", value, fields)
     return fields
 
@@ -268,7 +268,7 @@ def _steps(graph: Mapping[str, Any]) -> dict[str, str]:
 def _is_told(row: DiffRow) -> bool:
     """True of a step more or less that another section tells."""
     recipe = row.field.removesuffix(" recipe")
-    return recipe != row.field and recipe in _TOLD and None in (row.before, row.after)
+    return recipe != row.field and _tells_nothing_new(recipe) and None in (row.before, row.after)
 
 
 def _command_rows(before: Sequence[str], after: Sequence[str]) -> Iterator[DiffRow]:

@@ -5,37 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from mmadmin.core import catalog
+from mmadmin.core.formats.protocol import ReportLabel
+
 SECOND_MS = 1000
 BINARY = 1024
 NOISE_PERCENT = 5
 """Two measurements of one engine differ by as much: less is no difference."""
 CONVERSATIONS_NAMED = 3
-TENSOR_BYTES = "tensor_bytes."
-"""Fields of the section `model`: how many bytes of the tensors have a type."""
 MEMORY = "memory_bytes."
 """Fields of the section `size`: predicted memory, `host` or a GPU's index."""
-FILE_TYPE = "general.file_type"
-FILE_TYPES = {
-    0: "F32",
-    1: "F16",
-    2: "Q4_0",
-    3: "Q4_1",
-    7: "Q8_0",
-    8: "Q5_0",
-    9: "Q5_1",
-    10: "Q2_K",
-    11: "Q3_K_S",
-    12: "Q3_K_M",
-    13: "Q3_K_L",
-    14: "Q4_K_S",
-    15: "Q4_K_M",
-    16: "Q5_K_S",
-    17: "Q5_K_M",
-    18: "Q6_K",
-    30: "IQ4_XS",
-    32: "BF16",
-}
-"""llama.cpp's numbers for what most tensors of a file are (`enum llama_ftype`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +32,11 @@ def words_of(section: str, field: str) -> Words:
     known = _FIELDS.get((section, field))
     if known is not None:
         return known
-    if section == "model" and field.startswith(TENSOR_BYTES):
-        return Words(f"tensors in {field.removeprefix(TENSOR_BYTES)}", _bytes, is_figure=True)
+    if section == "model":
+        for model_format in catalog.formats().values():
+            known_there = model_format.label_of(field)
+            if known_there is not None:
+                return _words(known_there)
     if section == "size" and field.startswith(MEMORY):
         device = field.removeprefix(MEMORY)
         return Words(f"memory on GPU {device}, predicted", _bytes, is_figure=True)
@@ -64,6 +46,12 @@ def words_of(section: str, field: str) -> Words:
         shown = ", ".join(names[:CONVERSATIONS_NAMED])
         return Words(f"{shown} and {rest} more" if rest > 0 else shown, _as_it_is)
     return Words(field, _as_it_is)
+
+
+def _words(shown: ReportLabel) -> Words:
+    if shown.unit == "bytes":
+        return Words(shown.label, _bytes, is_figure=True)
+    return Words(shown.label, lambda value: shown.names.get(value, value))
 
 
 def percent(before: str, after: str) -> int | None:
@@ -102,10 +90,6 @@ def _ms(value: str) -> str:
     return f"{ms} ms" if ms < SECOND_MS else f"{ms / SECOND_MS:.1f} s"
 
 
-def _file_type(value: str) -> str:
-    return FILE_TYPES.get(int(value), value) if value.isdecimal() else value
-
-
 _FIELDS = {
     ("speed", "load_ms"): Words("load time", _ms, is_figure=True),
     ("speed", "ttft_ms"): Words("time to first token", _ms, is_figure=True),
@@ -116,5 +100,4 @@ _FIELDS = {
     ("size", "model_bytes"): Words("model", _bytes, is_figure=True),
     ("size", "closure_bytes"): Words("total with dependencies", _bytes, is_figure=True),
     ("size", f"{MEMORY}host"): Words("main memory, predicted", _bytes, is_figure=True),
-    ("model", FILE_TYPE): Words("weights, mostly", _file_type),
 }

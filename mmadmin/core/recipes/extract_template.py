@@ -1,6 +1,6 @@
 """`extract-template`: the chat template of a model, or one written in the spec, as a file.
 
-Either input `model` with params `{"file": "name.gguf"}` and, where patches were written for one
+Either input `model` with params `{"file": "name.ext"}` and, where patches were written for one
 template, `sha256`: the digest that it must have; or no inputs with params
 `{"text": "..."}`. Output: `chat_template.jinja`. The model is read by a limited child.
 """
@@ -43,6 +43,7 @@ class ExtractTemplate:
     version = 1
     determinism: Determinism = "bitwise"
     refers_to_inputs = False
+    copies: Sequence[str] = ()
 
     def check(self, params: Params) -> None:
         """Refuse bad params in words."""

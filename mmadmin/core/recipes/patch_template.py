@@ -39,6 +39,7 @@ class PatchTemplate:
     version = 1
     determinism: Determinism = "bitwise"
     refers_to_inputs = False
+    copies: Sequence[str] = ()
 
     def check(self, params: Params) -> None:
         """Refuse bad params in words."""

@@ -1,7 +1,7 @@
 """`system`: what a generation runs, as a manifest; it copies no weights.
 
-inputs: `engine`, `model`, `report`, and where they are `template` and `mmproj`. params:
-`{"engine_kind", "alias", "model_file", "template_file"|null, "mmproj_file"|null, "options"}`.
+inputs: `report` and the parts that the engine names, such as `engine` and `model`. params:
+`{"engine_kind", "alias", "options", "<part>_file"|null …}`: a part without a file is a folder.
 Output: `manifest.json` (see `mmadmin.core.engines.system`), which names its inputs by their store
 names, so the store keeps them alive with it.
 """
@@ -24,6 +24,7 @@ class SystemRecipe:
     version = 1
     determinism: Determinism = "bitwise"
     refers_to_inputs = True
+    copies: Sequence[str] = ()
 
     def check(self, params: Params) -> None:
         """Refuse bad params in words."""

@@ -1,8 +1,8 @@
 """`unpack`: files out of a zip (wheel) or tar archive.
 
 inputs: `archive`, an object with exactly one file. params, one of
-`{"members": ["inside/a.gguf", ...]}`: just these, flat by their base names;
-`{"subtree": "name-1.0/llama.cpp"}`: everything below that folder, its prefix stripped (one leading
+`{"members": ["inside/a.bin", ...]}`: just these, flat by their base names;
+`{"subtree": "name-1.0/engine"}`: everything below that folder, its prefix stripped (one leading
 component may be `*`; "" = the whole archive). `members` may be objects
 `{"member", "path"?, "sha256"?, "size"?}`; when all are pinned, the output is known beforehand.
 
@@ -304,6 +304,7 @@ class Unpack:
     version = 1
     determinism: Determinism = "bitwise"
     refers_to_inputs = False
+    copies: Sequence[str] = ()
 
     def check(self, params: Params) -> None:
         """Refuse bad params."""

@@ -66,6 +66,10 @@ class Field:
     """Values of the table's selecting key (`source`) for which this field makes sense."""
     flag: str = ""
     """The engine's command-line flag, when the field is one."""
+    label: str = ""
+    """One or two words for the form, where the key's own would not do."""
+    often: bool = False
+    """True for what most deployments set; a form folds the other options of an engine away."""
 
     def as_json(self) -> dict[str, Json]:
         """The field as data for forms and docs; empty properties are left out."""
@@ -83,6 +87,8 @@ class Field:
             "example": self.example,
             "only_for": list(self.only_for),
             "flag": self.flag,
+            "label": self.label,
+            "often": self.often or None,
         }
         kept = {"name", "kind", "help", "default", "required"}
         return {k: v for k, v in properties.items() if k in kept or v not in (None, [], "")}

@@ -79,6 +79,7 @@ _KEYS: Mapping[str, Field] = {
             only_for=("url",),
             pattern=r"https?://\S+",
             remedy="write an http:// or https:// address",
+            label="Address",
         ),
         Field(
             "sha256",
@@ -88,6 +89,7 @@ _KEYS: Mapping[str, Field] = {
             only_for=("url",),
             pattern=SHA256,
             remedy="write the 64 hex digits that `sha256sum` prints",
+            label="SHA-256",
         ),
         Field(
             "path",

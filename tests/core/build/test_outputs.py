@@ -24,6 +24,7 @@ class Writes:
     version = 1
     determinism: Determinism = "bitwise"
     refers_to_inputs = False
+    copies: Sequence[str] = ()
 
     def check(self, params: Params) -> None:
         """Anything goes."""
@@ -43,6 +44,7 @@ class Referring(Writes):
     """The same, for a recipe that keeps its inputs alive."""
 
     refers_to_inputs = True
+    copies: Sequence[str] = ()
 
 
 class Hands(NoTools):

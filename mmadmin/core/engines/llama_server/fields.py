@@ -19,6 +19,7 @@ FIELDS: tuple[Field, ...] = (
         unit="tokens",
         example=65536,
         flag="--ctx-size",
+        often=True,
     ),
     Field(
         "gpu_layers",
@@ -28,6 +29,8 @@ FIELDS: tuple[Field, ...] = (
         maximum=9999,
         example=99,
         flag="--n-gpu-layers",
+        label="GPU layers",
+        often=True,
     ),
     Field(
         "tensor_split",
@@ -36,6 +39,7 @@ FIELDS: tuple[Field, ...] = (
         minimum=0,
         example=[8, 8, 8, 8],
         flag="--tensor-split",
+        often=True,
     ),
     Field(
         "slots",
@@ -46,6 +50,7 @@ FIELDS: tuple[Field, ...] = (
         maximum=512,
         example=1,
         flag="--parallel",
+        often=True,
     ),
     Field(
         "jinja",
@@ -53,6 +58,8 @@ FIELDS: tuple[Field, ...] = (
         "Render the chat template with the engine's Jinja interpreter. Required for tools and "
         "reasoning. The engine's default is on.",
         flag="--jinja",
+        label="Jinja templates",
+        often=True,
     ),
     Field(
         "reasoning",
@@ -60,6 +67,7 @@ FIELDS: tuple[Field, ...] = (
         "Let the model reason before it answers. auto: the template decides.",
         choices=ON_OFF_AUTO,
         flag="--reasoning",
+        often=True,
     ),
     Field(
         "reasoning_format",
@@ -67,6 +75,7 @@ FIELDS: tuple[Field, ...] = (
         '"deepseek" returns reasoning in a separate field, "none" leaves it in the text.',
         choices=("auto", "none", "deepseek", "deepseek-legacy"),
         flag="--reasoning-format",
+        often=True,
     ),
     Field(
         "temperature",
@@ -76,6 +85,7 @@ FIELDS: tuple[Field, ...] = (
         maximum=10,
         example="0.7",
         flag="--temp",
+        often=True,
     ),
     Field(
         "top_p",
@@ -85,6 +95,8 @@ FIELDS: tuple[Field, ...] = (
         maximum=1,
         example="0.95",
         flag="--top-p",
+        label="top-p",
+        often=True,
     ),
     Field(
         "top_k",
@@ -94,6 +106,8 @@ FIELDS: tuple[Field, ...] = (
         maximum=1_000_000,
         example=40,
         flag="--top-k",
+        label="top-k",
+        often=True,
     ),
     Field(
         "min_p",
@@ -102,6 +116,7 @@ FIELDS: tuple[Field, ...] = (
         minimum=0,
         maximum=1,
         flag="--min-p",
+        label="min-p",
     ),
     Field(
         "repeat_penalty",
@@ -157,6 +172,8 @@ FIELDS: tuple[Field, ...] = (
         "Data type of the K cache. Smaller types save memory.",
         choices=CACHE_TYPES,
         flag="--cache-type-k",
+        label="K cache type",
+        often=True,
     ),
     Field(
         "cache_type_v",
@@ -164,6 +181,8 @@ FIELDS: tuple[Field, ...] = (
         "Data type of the V cache. Smaller types save memory and require flash attention.",
         choices=CACHE_TYPES,
         flag="--cache-type-v",
+        label="V cache type",
+        often=True,
     ),
     Field(
         "threads",
@@ -213,6 +232,7 @@ FIELDS: tuple[Field, ...] = (
         minimum=0,
         maximum=63,
         flag="--main-gpu",
+        label="Main GPU",
     ),
     Field(
         "load_mode",
@@ -226,6 +246,7 @@ FIELDS: tuple[Field, ...] = (
         "boolean",
         "Use one cache shared by all slots instead of one cache per slot.",
         flag="--kv-unified",
+        label="One cache for all slots",
     ),
     Field(
         "cache_reuse",
@@ -244,6 +265,7 @@ FIELDS: tuple[Field, ...] = (
         maximum=16_777_216,
         unit="MiB",
         flag="--cache-ram",
+        label="Prompt cache",
     ),
     Field(
         "cpu_moe_layers",
@@ -252,6 +274,7 @@ FIELDS: tuple[Field, ...] = (
         minimum=0,
         maximum=9999,
         flag="--n-cpu-moe",
+        label="Expert layers in main memory",
     ),
     Field(
         "reasoning_effort",
@@ -298,6 +321,7 @@ FIELDS: tuple[Field, ...] = (
         maximum=3600,
         unit="seconds",
         flag="--sse-ping-interval",
+        label="Stream comment every",
     ),
     Field(
         "flags",

@@ -124,6 +124,7 @@ MODEL_FIELDS: tuple[Field, ...] = (
         pattern=r"(?!.*(?:^|/)\.\.?(?:/|$))[^\\\x00]*",
         remedy="write a path without '..'",
         example="mmproj-F16.gguf",
+        label="Multimodal projector",
     ),
 )
 
@@ -170,6 +171,7 @@ ENGINE_FIELDS: tuple[Field, ...] = (
         minimum=50,
         maximum=200,
         example=[70],
+        label="CUDA architectures",
     ),
     Field(
         "native",
@@ -187,4 +189,9 @@ ENGINE_FIELDS: tuple[Field, ...] = (
     ),
 )
 
-TABLES = Tables(engine=ENGINE_FIELDS, model=MODEL_FIELDS, serve=FIELDS)
+TABLES = Tables(
+    engine=ENGINE_FIELDS,
+    model=MODEL_FIELDS,
+    serve=FIELDS,
+    first_serve={"context": 32768, "slots": 1, "gpu_layers": 99, "jinja": True},
+)

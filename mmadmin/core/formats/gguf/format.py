@@ -10,17 +10,62 @@ from mmadmin.core.build.recipe import Toolbox
 from mmadmin.core.engines.protocol import ModelFacts
 from mmadmin.core.formats.gguf.check import ask
 from mmadmin.core.formats.gguf.header import read_header, tensor_digests
+from mmadmin.core.formats.gguf.report import TEMPLATE
 from mmadmin.core.formats.gguf.sets import GgufSet, group, select
 from mmadmin.core.formats.gguf.shards import find_set
-from mmadmin.core.formats.protocol import ModelFormat, RepoFile
+from mmadmin.core.formats.protocol import ModelFormat, RepoFile, ReportLabel
 
 SUFFIX = ".gguf"
+TENSOR_BYTES = "tensor_bytes."
+"""Report fields: how many bytes of the tensors have a type."""
+SHORT = 12
+"""Characters of a digest that a comparison shows."""
+FILE_TYPE = "general.file_type"
+FILE_TYPES: Mapping[str, str] = {
+    "0": "F32",
+    "1": "F16",
+    "2": "Q4_0",
+    "3": "Q4_1",
+    "7": "Q8_0",
+    "8": "Q5_0",
+    "9": "Q5_1",
+    "10": "Q2_K",
+    "11": "Q3_K_S",
+    "12": "Q3_K_M",
+    "13": "Q3_K_L",
+    "14": "Q4_K_S",
+    "15": "Q4_K_M",
+    "16": "Q5_K_S",
+    "17": "Q5_K_M",
+    "18": "Q6_K",
+    "19": "IQ2_XXS",
+    "20": "IQ2_XS",
+    "21": "Q2_K_S",
+    "22": "IQ3_XS",
+    "23": "IQ3_XXS",
+    "24": "IQ1_S",
+    "25": "IQ4_NL",
+    "26": "IQ3_S",
+    "27": "IQ3_M",
+    "28": "IQ2_S",
+    "29": "IQ2_M",
+    "30": "IQ4_XS",
+    "31": "IQ1_M",
+    "32": "BF16",
+    "36": "TQ1_0",
+    "37": "TQ2_0",
+    "38": "MXFP4_MOE",
+    "39": "NVFP4",
+    "40": "Q1_0",
+}
+"""llama.cpp's numbers for what most tensors of a file are (`enum llama_ftype`)."""
 
 
 class Gguf:
     """Single GGUF files and shard sets."""
 
     kind = "gguf"
+    report_recipe = "verify-gguf"
 
     def owns(self, path: str) -> bool:
         """By its ending."""
@@ -51,6 +96,28 @@ class Gguf:
             metadata=dict(report),
         )
 
+    def report_fields(self, report: Mapping[str, Any]) -> Mapping[str, str]:
+        """Every key of the metadata, arrays by count and digest, tensors by type."""
+        fields = {key: _text(v) for key, v in sorted((report.get("metadata") or {}).items())}
+        for key, count in (report.get("arrays") or {}).items():
+            if key not in fields:
+                digest = str((report.get("array_digests") or {}).get(key, ""))
+                fields[key] = f"{count} items, sha256 {digest[:SHORT]}"
+        template = report.get("template_sha256")
+        fields.pop(TEMPLATE, None)
+        if template:
+            fields[TEMPLATE] = f"sha256 {template[:SHORT]}"
+        fields["tensors"] = str(report.get("tensor_count", ""))
+        for name, size in (report.get("tensor_types") or {}).items():
+            fields[f"{TENSOR_BYTES}{name}"] = str(size)
+        return fields
+
+    def label_of(self, name: str) -> ReportLabel | None:
+        """Bytes by tensor type, and what most tensors are."""
+        if name.startswith(TENSOR_BYTES):
+            return ReportLabel(f"tensors in {name.removeprefix(TENSOR_BYTES)}", "bytes")
+        return ReportLabel("weights, mostly", names=FILE_TYPES) if name == FILE_TYPE else None
+
     def read_template(self, path: Path, tools: Toolbox) -> str | None:
         """The chat template in the header; any shard stands for its set."""
         template = ask(find_set(path), tools, template=True)["template"]
@@ -65,6 +132,12 @@ class Gguf:
         if not names:
             return "only metadata differs", ()
         return f"{len(names)} of {len(was)} tensors differ", names
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return ", ".join(str(item) for item in value) if isinstance(value, list) else str(value)
 
 
 FORMAT: ModelFormat = Gguf()

@@ -208,6 +208,7 @@ class BuildEngine:
     version = 1
     determinism: Determinism = "bitwise"
     refers_to_inputs = False
+    copies: Sequence[str] = ()
 
     def check(self, params: Params) -> None:
         """Refuse bad params in words; CUDA ≥ 13 with architectures that it dropped."""

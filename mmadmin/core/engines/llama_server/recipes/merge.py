@@ -55,6 +55,7 @@ class Merge:
     version = 1
     determinism: Determinism = "bitwise"
     refers_to_inputs = False
+    copies: Sequence[str] = ("shards",)
 
     def check(self, params: Params) -> None:
         """Refuse bad params in words."""

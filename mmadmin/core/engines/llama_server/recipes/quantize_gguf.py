@@ -50,6 +50,7 @@ class QuantizeGguf:
     version = 1
     determinism: Determinism = "same-platform"
     refers_to_inputs = False
+    copies: Sequence[str] = ()
 
     def check(self, params: Params) -> None:
         """Refuse bad params in words."""
