@@ -203,7 +203,7 @@ def _error_patterns(replica: Replica) -> ErrorPatterns:
     kind = replica.launch.get("engine_kind")
     if kind is None:  # started by version 0.1
         with suppress(MmError):
-            kind = parse_spec(replica.generation.spec_toml).engine.kind
+            kind = parse_spec(replica.generation.spec_toml).engine_kind
     engine = catalog.engines().get(kind)
     return engine.questions.error_patterns if engine else ErrorPatterns()
 

@@ -16,15 +16,18 @@ from deployments import actions
 from deployments.broker import feed
 from deployments.models import ClientKey, Deployment, Generation, Host, Replica
 from mmadmin.core.access import key_matches
+from mmadmin.core.engines.llama_server.questions import QUESTIONS
 from mmadmin.core.snapshot import (
     NUDGE_CHANNEL,
     REVOKE_CHANNEL,
     SNAPSHOT_KEY,
+    ErrorPatterns,
     Snapshot,
     snapshot_from_json,
 )
 from tests.deployments.conftest import People
 from tests.deployments.processes import PATIENCE_S
+from tests.deployments.specs import spec
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
@@ -62,6 +65,12 @@ def serving(people: People, host: Host) -> Deployment:
     deployment.live = generation
     deployment.save()
     return deployment
+
+
+@pytest.fixture
+def served(people: People, host: Host) -> Deployment:
+    """What `serving` makes."""
+    return serving(people, host)
 
 
 def test_a_key_reaches_the_gate_at_once(people: People, broker, settings) -> None:
@@ -118,6 +127,26 @@ def test_routes(people: People, host: Host, broker) -> None:
     deployment.save()
     feed.publish_snapshot()
     assert "smol-chat" not in in_redis(broker).routes
+
+
+@pytest.mark.parametrize(
+    ("launch", "spec_toml", "errors"),
+    [
+        ({"engine_kind": "llama-server"}, "", QUESTIONS.error_patterns),
+        ({"argv": ["llama-server"], "env": {}}, spec(), QUESTIONS.error_patterns),
+        ({"argv": ["llama-server"], "env": {}}, "damaged", ErrorPatterns()),
+        ({"engine_kind": "removed"}, spec(), ErrorPatterns()),
+    ],
+)
+@pytest.mark.usefixtures("broker")
+def test_the_gate_learns_how_the_engine_words_its_errors(
+    served: Deployment, settings, launch, spec_toml, errors
+) -> None:
+    """By the launch's record, or by the deployment file for a record of version 0.1."""
+    Replica.objects.update(launch=launch)
+    served.generations.update(spec_toml=spec_toml)
+    feed.publish_snapshot()
+    assert in_file(settings).routes["smol-chat"].errors == errors
 
 
 def test_without_the_broker(people: People, settings) -> None:
