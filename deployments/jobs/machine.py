@@ -390,7 +390,7 @@ class Machine:
         if replica.gpu_indices and (fault := fit.missing_on_gpus(seated, facts, lines)):
             raise ProbeFailed(
                 fault,
-                remedy="look at the engine's log: the driver, the engine's build, or GPUs in use",
+                remedy="look at the engine's log; if it is meant for the CPU, its file must say so",
                 probe="gpus",
             )
         return fit.report(seated, facts, lines, home=self.home)

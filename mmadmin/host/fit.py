@@ -40,7 +40,7 @@ from mmadmin.core.fit.placement import (
     place,
     with_host,
 )
-from mmadmin.core.fit.rules import Case, judge, version_of
+from mmadmin.core.fit.rules import judge, version_of
 from mmadmin.core.formats.gguf.header import TENSOR_TYPES, read_header
 from mmadmin.core.formats.gguf.sets import GgufSet, group, select, sibling
 from mmadmin.core.formats.gguf.shape import ModelShape, shape_of_headers
@@ -183,37 +183,22 @@ def wanted_of(
 ) -> Wanted:
     """What shall be placed, from a deployment file and its model's shape."""
     memory = catalog.engine(spec.engine_kind).memory
-    engine = _engine_case(spec)
+    built = memory.build_case(spec.engine)
     case = replace(
         memory.case(shape, spec.serve),
-        engine_version=engine.engine_version,
-        built_for=engine.built_for,
+        engine_version=built.engine_version,
+        built_for=built.built_for,
     )
     return Wanted(
         memory,
         shape,
         spec.serve,
         case,
-        on_gpus=_on_gpus(spec),
+        build=spec.engine,
         attachment_bytes=projector_bytes,
         devices=spec.devices,
         overruled={**spec.activation.overrule, **(overruled or {})},
     )
-
-
-def _engine_case(spec: Spec) -> Case:
-    """What the rules may know before the model's header is read."""
-    return Case(
-        engine=spec.engine_kind,
-        engine_version=version_of(spec.engine.package.partition("==")[2]),
-        built_for=spec.engine.cuda_architectures,
-    )
-
-
-def _on_gpus(spec: Spec) -> bool:
-    """False when options or build keep everything off the GPUs."""
-    memory = catalog.engine(spec.engine_kind).memory
-    return memory.uses_gpus(spec.serve) and spec.engine.backend != "cpu"
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,9 +250,11 @@ def check_engine(spec: Spec, facts: HostFacts) -> None:
 
     It needs no header, so that it comes before a download and before hours of compiling.
     """
-    engine = _engine_case(spec)
-    kinds = {gpu.architecture: gpu for gpu in facts.gpus} if _on_gpus(spec) else {}
-    verdicts = [judge(with_host(engine, facts, [gpu])) for gpu in kinds.values()]
+    memory = catalog.engine(spec.engine_kind).memory
+    on_gpus = memory.uses_gpus(spec.serve, spec.engine, facts)
+    kinds = {gpu.architecture: gpu for gpu in facts.gpus} if on_gpus else {}
+    case = memory.build_case(spec.engine)
+    verdicts = [judge(with_host(case, facts, [gpu])) for gpu in kinds.values()]
     if verdicts and all(verdict.refusals for verdict in verdicts):
         first = verdicts[0].refusals[0]
         raise DoesNotFit(first.message, remedy=first.remedy, rules=[first.rule])
@@ -450,7 +437,12 @@ def wanted_of_system(system: System, spec: Spec, built_on: HostFacts | None) -> 
     header = shape_of_model(system.parts["model"])
     wanted = wanted_of(spec, header, projector_bytes=attachments)
     cuda = version_of(built_on.cuda) if built_on else None
-    return replace(wanted, options=system.options, case=replace(wanted.case, cuda=cuda))
+    return replace(
+        wanted,
+        options=system.options,
+        case=replace(wanted.case, cuda=cuda),
+        built_on=built_on,
+    )
 
 
 def estimate_on(

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from mmadmin.core.build.recipe import Json
-from mmadmin.core.fit.facts import GpuFacts
+from mmadmin.core.fit.facts import GpuFacts, HostFacts
 from mmadmin.core.fit.rules import Case
 
 MIB = 1024 * 1024
@@ -172,8 +172,12 @@ class MemoryModel(Protocol):
         """The longest request and the most requests at once that fit."""
         ...
 
-    def uses_gpus(self, options: Any) -> bool:
-        """False when the options keep everything off the GPUs."""
+    def uses_gpus(self, options: Any, build: Any, facts: HostFacts) -> bool:
+        """False when the options or the build keep everything off the GPUs.
+
+        `build` is the `[engine]` table as the engine reads it, None = not known; `facts` are of the
+        host that builds it.
+        """
         ...
 
     def device_count(self, options: Any) -> int | None:
@@ -182,6 +186,10 @@ class MemoryModel(Protocol):
 
     def case(self, header: Any, options: Any) -> Case:
         """Model and options for the rules."""
+        ...
+
+    def build_case(self, build: Any) -> Case:
+        """What the rules may know before the model's header is read."""
         ...
 
     def measured_buffers(self, lines: Iterable[str]) -> Mapping[int, Mapping[str, int]]:

@@ -123,8 +123,10 @@ class Wanted:
     """The engine's `[serve]` options."""
     case: Case
     """Engine, model and options; the host's part is filled in for each host."""
-    on_gpus: bool = True
-    """False when options or build keep everything off the GPUs."""
+    build: Any = None
+    """The engine's `[engine]` table; None = not known."""
+    built_on: HostFacts | None = None
+    """The host that built it; None = whichever it is placed on."""
     devices: tuple[int, ...] = ()
     """The GPUs that the deployment file names; empty = placement chooses."""
     attachment_bytes: int = 0
@@ -185,7 +187,8 @@ def device_choices(wanted: Wanted, facts: HostFacts) -> list[tuple[GpuFacts, ...
     set is in the order of indices, as shares have an order. Raises `DoesNotFit` when the host has
     no such set.
     """
-    if not wanted.on_gpus or not (facts.gpus or wanted.devices):
+    on_gpus = wanted.memory.uses_gpus(wanted.options, wanted.build, wanted.built_on or facts)
+    if not on_gpus or not (facts.gpus or wanted.devices):
         return [()]
     count = wanted.memory.device_count(wanted.options)
     if wanted.devices:

@@ -17,6 +17,5 @@ def wanted_for(shape: ModelShape, *, devices: tuple[int, ...] = (), **serve: Jso
         shape,
         options,
         MEMORY.case(shape, options),
-        on_gpus=MEMORY.uses_gpus(options),
         devices=devices,
     )

@@ -7,9 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from mmadmin.core.engines.llama_server.load_log import buffers, missing_layers
 from mmadmin.core.engines.llama_server.memory import predict
 from mmadmin.core.engines.llama_server.options import LlamaOptions
+from mmadmin.core.engines.llama_server.spec import LlamaBuild
 from mmadmin.core.engines.llama_server.suggest import largest_context, most_slots, suggest
 from mmadmin.core.fit.estimate import Calibration, Device, Estimate, Reach, Room, Suggestion
-from mmadmin.core.fit.rules import Case
+from mmadmin.core.fit.facts import HostFacts
+from mmadmin.core.fit.rules import Case, version_of
 from mmadmin.core.formats.gguf.shape import ModelShape
 
 
@@ -52,9 +54,9 @@ class LlamaMemory:
             largest_context(header, run, devices, room), most_slots(header, run, devices, room)
         )
 
-    def uses_gpus(self, options: LlamaOptions) -> bool:
-        """False with `gpu_layers = 0`."""
-        return options.run_shape().gpu_layers != 0
+    def uses_gpus(self, options: LlamaOptions, build: LlamaBuild | None, facts: HostFacts) -> bool:
+        """False with `gpu_layers = 0`, and for a build without CUDA."""
+        return options.gpu_layers != 0 and (build is None or build.backend_on(facts) == "cuda")
 
     def device_count(self, options: LlamaOptions) -> int | None:
         """One GPU for each share of the tensor split."""
@@ -75,6 +77,14 @@ class LlamaMemory:
             wanted_context=context,
             slots=run.slots,
             trained_context=header.context_train or None,
+        )
+
+    def build_case(self, build: LlamaBuild) -> Case:
+        """The release of the package, and the architectures that the file names."""
+        return Case(
+            engine="llama-server",
+            engine_version=version_of(build.package.partition("==")[2]),
+            built_for=build.cuda_architectures,
         )
 
     def measured_buffers(self, lines: Iterable[str]) -> Mapping[int, Mapping[str, int]]:

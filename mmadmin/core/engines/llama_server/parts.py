@@ -163,7 +163,7 @@ def _stem(file: str) -> str:
 
 def _engine(spec: Spec, lock: Lock, facts: HostFacts) -> Derivation:
     wanted = cast("LlamaBuild", spec.engine)
-    backend = _backend(wanted, facts)
+    backend = wanted.backend_on(facts)
     source = lock.one("engine")
     release = _release(source.path)
     archive = fetch(PurePosixPath(source.path).name, [source])
@@ -211,12 +211,6 @@ def _define(value: Json) -> str:
     if isinstance(value, bool):
         return "ON" if value else "OFF"
     return str(value)
-
-
-def _backend(wanted: LlamaBuild, facts: HostFacts) -> str:
-    if wanted.backend != "auto":
-        return wanted.backend
-    return "cuda" if facts.gpus and facts.cuda else "cpu"
 
 
 def _check_cuda(architectures: Sequence[int], facts: HostFacts) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from mmadmin.core.build.params import CMAKE_VALUE, CMAKE_VALUE_TAKES
 from mmadmin.core.build.recipe import Json
+from mmadmin.core.fit.facts import HostFacts
 from mmadmin.core.spec.fields import refuse, tuples
 from mmadmin.core.spec.origin import Origin
 
@@ -36,6 +37,12 @@ class LlamaBuild(Origin):
     cuda_architectures: tuple[int, ...] = ()
     native: bool = True
     defines: Mapping[str, Json] = field(default_factory=dict)
+
+    def backend_on(self, facts: HostFacts) -> str:
+        """`cuda` or `cpu`: what a build on this host is made for."""
+        if self.backend != "auto":
+            return self.backend
+        return "cuda" if facts.gpus and facts.cuda else "cpu"
 
 
 def read_model(values: Mapping[str, Json]) -> LlamaModel:

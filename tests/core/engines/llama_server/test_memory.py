@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from decimal import Decimal
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -14,6 +15,7 @@ from mmadmin.core.engines.llama_server.caches import cache_bytes
 from mmadmin.core.engines.llama_server.engine import ENGINE
 from mmadmin.core.engines.llama_server.memory import predict
 from mmadmin.core.engines.llama_server.options import read_options
+from mmadmin.core.engines.llama_server.spec import LlamaBuild
 from mmadmin.core.engines.llama_server.suggest import (
     best_split,
     largest_context,
@@ -22,12 +24,14 @@ from mmadmin.core.engines.llama_server.suggest import (
 )
 from mmadmin.core.engines.llama_server.weights import place_layers
 from mmadmin.core.errors import InvalidModel, InvalidSpec
+from mmadmin.core.fit.described_host import described_host
 from mmadmin.core.fit.estimate import HOST, Calibration, Device, Room, fits
 from mmadmin.core.formats.gguf.shape import shape_of
 from tests.core.formats.gguf.tables import llama, mistral_medium, table
 from tests.support.llama import run_shape
 
 GIB = 1024**3
+HOSTS = Path(__file__).parents[4] / "deployments" / "hosts"
 V100 = Device(70, 32 * GIB, int(31.4 * GIB), "Tesla V100-SXM2-32GB")
 EVEN = (Decimal(8),) * 4
 SEED = run_shape(context=65536, gpu_layers=99, tensor_split=EVEN)
@@ -257,8 +261,13 @@ def test_the_memory_model_is_the_prediction() -> None:
     assert seeing.part("projector") > GIB
     assert memory.device_count(options) == 4
     assert memory.device_count(read_options({"context": 1})) is None
-    assert memory.uses_gpus(options)
-    assert not memory.uses_gpus(read_options({"gpu_layers": 0}))
+    v100s = described_host(HOSTS, "v100x4")
+    no_toolkit = replace(v100s, cuda="")
+    assert memory.uses_gpus(options, None, v100s)
+    assert memory.uses_gpus(options, LlamaBuild(), v100s)
+    assert not memory.uses_gpus(options, LlamaBuild(), no_toolkit)
+    assert not memory.uses_gpus(options, LlamaBuild(backend="cpu"), v100s)
+    assert not memory.uses_gpus(read_options({"gpu_layers": 0}), LlamaBuild(), v100s)
     reach = memory.reach(shape, options, [V100] * 4, Room())
     assert reach.largest_context == largest_context(shape, SEED, [V100] * 4, Room())
     assert reach.most_slots == most_slots(shape, SEED, [V100] * 4, Room())
