@@ -39,7 +39,7 @@ sys.path.insert(0, str(ROOT))
 
 from mmadmin.core.access import engine_secret, new_key  # noqa: E402 (needs the path)
 from mmadmin.core.snapshot import KeyRecord  # noqa: E402
-from tests.gate.processes import Broker, GateProcess, Town  # noqa: E402
+from tests.gate.cluster import Broker, Cluster, GateProcess  # noqa: E402
 from tests.gate.stub import StubEngine  # noqa: E402
 from tests.support.engine import engine_store  # noqa: E402
 
@@ -197,16 +197,16 @@ def litellm() -> Path:
     return program
 
 
-def bench_town(home: Path, upstream: str, broker: Broker, **env: str) -> Town:
+def bench_cluster(home: Path, upstream: str, broker: Broker, **env: str) -> Cluster:
     """A gate that serves the model `bench` from `upstream`, with everything on."""
     engine = StubEngine()  # not started: only the address is needed
-    town = Town(home, engine, broker, **env)
-    replicas = (replace(town.route.replicas[0], url=upstream, slots=2 * STREAMS),)
-    town.route = replace(
-        town.route, deployment="bench", public_name="bench", generation_uid="bench/1",
+    cluster = Cluster(home, engine, broker, **env)
+    replicas = (replace(cluster.route.replicas[0], url=upstream, slots=2 * STREAMS),)
+    cluster.route = replace(
+        cluster.route, deployment="bench", public_name="bench", generation_uid="bench/1",
         generation=1, replicas=replicas,
     )  # fmt: skip
-    return town
+    return cluster
 
 
 async def requests_per_s(folder: Path, options: argparse.Namespace, broker: Broker) -> list[Row]:
@@ -225,12 +225,12 @@ async def requests_per_s(folder: Path, options: argparse.Namespace, broker: Brok
     nginx = shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin") or ""
     if not nginx or not shutil.which("wrk"):
         raise SystemExit("this needs nginx and wrk: apt-get install nginx-light wrk")
-    town = bench_town(folder / "home", direct, broker)
-    key = town.key.text
+    cluster = bench_cluster(folder / "home", direct, broker)
+    key = cluster.key.text
     targets = {
         "direct": (direct, key),
         "nginx": (f"http://127.0.0.1:{proxied}", key),
-        "gate": (f"http://127.0.0.1:{town.gate.port}", key),
+        "gate": (f"http://127.0.0.1:{cluster.gate.port}", key),
     }
     with contextlib.ExitStack() as stack:
         for port, text in ((fast, inside), (proxied, proxy)):
@@ -256,9 +256,9 @@ async def requests_per_s(folder: Path, options: argparse.Namespace, broker: Brok
                 )
             )  # fmt: skip
             targets["LiteLLM"] = (f"http://127.0.0.1:{port}", "sk-litellm-bench")
-        await town.publish()
-        await town.gate.start()
-        await town.gate.until_answers("/readyz")
+        await cluster.publish()
+        await cluster.gate.start()
+        await cluster.gate.until_answers("/readyz")
         for url, its_key in targets.values():
             await asyncio.to_thread(until_answers, url, key=its_key)
         many: dict[str, list[Load]] = {name: [] for name in targets}
@@ -270,8 +270,8 @@ async def requests_per_s(folder: Path, options: argparse.Namespace, broker: Brok
                         wrk, url, its_key, folder, connections=connections, seconds=options.seconds
                     )
                     into[name].append(load)
-    memory = _memory_mib(town.gate)
-    await town.close()
+    memory = _memory_mib(cluster.gate)
+    await cluster.close()
     busy_name = f"requests/s, {CONNECTIONS} conn."
     rows: list[Row] = [("", busy_name, "p50 ms", "p99 ms", "1 conn. p50 ms", "p99 ms")]
     per_s = {name: statistics.median(load.per_s for load in loads) for name, loads in many.items()}
@@ -309,16 +309,17 @@ async def streams(folder: Path, broker: Broker) -> None:
     """A thousand streams through one gate on one core, both ends on the other."""
     port = free_port()
     cores = sorted(os.sched_getaffinity(0))
-    town = bench_town(folder / "home-streams", f"http://127.0.0.1:{port}", broker)
+    cluster = bench_cluster(folder / "home-streams", f"http://127.0.0.1:{port}", broker)
     other = ["taskset", "-c", str(cores[-1]), sys.executable, "-m", "bench.streams"]
     with running([*other, "serve", str(port), str(EVENTS_PER_S)], folder / "engine.log"):
-        await town.publish()
-        await town.gate.start()
-        assert town.gate.process is not None
-        psutil.Process(town.gate.process.pid).cpu_affinity([cores[0]])
-        await town.gate.until_answers("/readyz")
+        await cluster.publish()
+        await cluster.gate.start()
+        assert cluster.gate.process is not None
+        psutil.Process(cluster.gate.process.pid).cpu_affinity([cores[0]])
+        await cluster.gate.until_answers("/readyz")
         process = await asyncio.create_subprocess_exec(
-            *other, "client", f"127.0.0.1:{town.gate.port}", town.key.text, str(STREAMS), "10",
+            *other, "client", f"127.0.0.1:{cluster.gate.port}", cluster.key.text,
+            str(STREAMS), "10",
             stdout=asyncio.subprocess.PIPE, cwd=ROOT,
         )  # fmt: skip
         out, _ = await process.communicate()
@@ -327,14 +328,14 @@ async def streams(folder: Path, broker: Broker) -> None:
         _found["streams answered"] = seen["streams"]
         _found["p99 event delay of 1000 streams, ms"] = seen["p99_ms"]
         _found["share of events delivered"] = seen["events_per_s"] / (STREAMS * EVENTS_PER_S)
-        _found["memory after that, MiB"] = _memory_mib(town.gate)
-    await town.close()
+        _found["memory after that, MiB"] = _memory_mib(cluster.gate)
+    await cluster.close()
 
 
 async def revocations(folder: Path, broker: Broker) -> None:
     """From the publication to the end of the last stream of the key, four workers under load."""
     port = free_port()
-    town = bench_town(
+    cluster = bench_cluster(
         folder / "home-revoke", f"http://127.0.0.1:{port}", broker, MM_GATE_WORKERS="4"
     )
     others = {
@@ -344,36 +345,38 @@ async def revocations(folder: Path, broker: Broker) -> None:
     delays: list[float] = []
     serving = [sys.executable, "-m", "bench.streams", "serve", str(port), str(EVENTS_PER_S)]
     with running(serving, folder / "engine.log"):
-        await town.publish()
-        await town.gate.start()
-        while len(await town.presences()) < 4:  # noqa: ASYNC110 (other processes)
+        await cluster.publish()
+        await cluster.gate.start()
+        while len(await cluster.presences()) < 4:  # noqa: ASYNC110 (other processes)
             await asyncio.sleep(0.05)
         load = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "bench.streams", "client", f"127.0.0.1:{town.gate.port}",
-            town.key.text, "100", "3600", cwd=ROOT,
+            sys.executable, "-m", "bench.streams", "client", f"127.0.0.1:{cluster.gate.port}",
+            cluster.key.text, "100", "3600", cwd=ROOT,
         )  # fmt: skip
         await asyncio.sleep(2)
         for number in range(REVOCATIONS):
             doomed = new_key(b"test-only-pepper")
             record = KeyRecord(key_id=doomed.key_id, digest=doomed.digest, state="active")
-            keys = [town.record, record, *others.values()]
-            await town.publish(keys=keys)
+            keys = [cluster.record, record, *others.values()]
+            await cluster.publish(keys=keys)
             while any(  # noqa: ASYNC110 (other processes)
-                p["version"] != town.version for p in await town.presences()
+                p["version"] != cluster.version for p in await cluster.presences()
             ):
                 await asyncio.sleep(0.01)
-            ends = [asyncio.create_task(_until_cut(town.gate.port, doomed.text)) for _ in range(8)]
+            ends = [
+                asyncio.create_task(_until_cut(cluster.gate.port, doomed.text)) for _ in range(8)
+            ]
             await asyncio.sleep(0.15)
             began = time.monotonic()
             revoked = replace(record, state="revoked")
-            await town.publish(keys=[town.record, revoked, *others.values()])
+            await cluster.publish(keys=[cluster.record, revoked, *others.values()])
             last = max(await asyncio.gather(*ends))
             delays.append((last - began) * 1000)
             if number % 50 == 49:
                 print(f"revocations: {number + 1}", flush=True)
         load.kill()
         await load.wait()
-    await town.close()
+    await cluster.close()
     _found["slowest revocation of 200, ms"] = max(delays)
     _found["median revocation, ms (not a goal)"] = statistics.median(delays)
 
@@ -401,24 +404,24 @@ async def real_engine(folder: Path, broker: Broker) -> None:
     """One stream at a time, the engine's own model, alternating: directly and through the gate."""
     port = free_port()
     real = engine_store()
-    town = bench_town(folder / "home-engine", f"http://127.0.0.1:{port}", broker)
-    secret = engine_secret(b"test-only-engine-master", town.route.replicas[0].uid)
+    cluster = bench_cluster(folder / "home-engine", f"http://127.0.0.1:{port}", broker)
+    secret = engine_secret(b"test-only-engine-master", cluster.route.replicas[0].uid)
     argv = [
         str(real.server), "--model", str(real.model), "--host", "127.0.0.1", "--port", str(port),
         "--alias", "bench", "--ctx-size", "2048", "--parallel", "1", "--jinja",
     ]  # fmt: skip
     with running(argv, folder / "llama.log", LLAMA_API_KEY=secret):
         await asyncio.to_thread(until_answers, f"http://127.0.0.1:{port}", key=secret)
-        await town.publish()
-        await town.gate.start()
-        await town.gate.until_answers("/readyz")
-        targets = {"direct": (port, secret), "gate": (town.gate.port, town.key.text)}
+        await cluster.publish()
+        await cluster.gate.start()
+        await cluster.gate.until_answers("/readyz")
+        targets = {"direct": (port, secret), "gate": (cluster.gate.port, cluster.key.text)}
         speeds: dict[str, list[float]] = {name: [] for name in targets}
         for number in range(2 * ENGINE_ROUNDS):
             order = targets if number % 2 else dict(reversed(targets.items()))
             for name, (to, key) in order.items():
                 speeds[name].append(await _tokens_per_s(to, key))
-    await town.close()
+    await cluster.close()
     # what disturbs a run only slows it: the best of many is what each can do
     best = {name: max(found) for name, found in speeds.items()}
     print(f"real engine, tokens/s, best of {2 * ENGINE_ROUNDS}: {best}")

@@ -1,8 +1,8 @@
 """Runs the gate: `python -m mmadmin.gateway`.
 
 One worker serves in this process. With `MM_GATE_WORKERS` > 1 this process only opens the ports,
-starts the workers on them and starts again those that die; SIGTERM and SIGINT are passed on, and a
-worker whose parent is gone stops by itself.
+starts the workers on them and replaces those that die. It passes SIGTERM and SIGINT on, and a
+worker stops when its parent is gone.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ RESTART_PAUSE_S = 0.5
 COMMAND = (sys.executable, "-m", "mmadmin.gateway")
 """How the parent starts a worker; it is this module."""
 GC_THRESHOLDS = (20_000, 20, 50)
-"""A request leaves few cycles behind; the usual thresholds cost pauses for nothing."""
+"""A request leaves few cycles behind; the default thresholds cost pauses and free little."""
 log = logging.getLogger("mmadmin.gateway")
 
 
@@ -50,7 +50,7 @@ def listening(host: str, port: int) -> socket.socket:
 async def serve(
     settings: GateSettings,
     clients: socket.socket,
-    figures: socket.socket,
+    metrics: socket.socket,
     *,
     index: int = 0,
     parent: int = -1,
@@ -58,13 +58,13 @@ async def serve(
     """Run one worker until a signal or the end of the parent."""
     loop = asyncio.get_running_loop()
     worker = Worker(settings, index)
-    gc.freeze()  # what is loaded by now lives for ever: not worth looking at again
+    gc.freeze()  # what is loaded now is never freed: do not scan it again
     gc.set_threshold(*GC_THRESHOLDS)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, worker.stop)
     if parent >= 0:
         loop.add_reader(parent, _orphaned, loop, parent, worker)
-    await worker.run(clients, figures)
+    await worker.run(clients, metrics)
 
 
 def _orphaned(loop: asyncio.AbstractEventLoop, parent: int, worker: Worker) -> None:
@@ -87,7 +87,7 @@ class Parent:
         self._stopping = False
 
     def run(self) -> int:
-        """Start the workers, replace the dead, until told to stop."""
+        """Start the workers and replace those that die, until a signal."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._pass_on)
         for index in range(self._settings.workers):
@@ -101,10 +101,10 @@ class Parent:
                     self._start(index)
         for sock in self._sockets:
             sock.close()
-        self._pass_on(signal.SIGTERM, None)  # one that was just being started was not told yet
+        self._pass_on(signal.SIGTERM, None)  # one that was just being started has had no signal
         codes = [worker.wait() for worker in self._workers.values()]
-        told = (-signal.SIGTERM, -signal.SIGINT)  # it was told before it had begun to serve
-        return max(0 if code in told else abs(code) for code in codes)
+        stopped = (-signal.SIGTERM, -signal.SIGINT)  # before it had begun to serve
+        return max(0 if code in stopped else abs(code) for code in codes)
 
     def _start(self, index: int) -> None:
         descriptors = [sock.fileno() for sock in self._sockets] + [self._alive]
@@ -133,12 +133,12 @@ def main(arguments: list[str]) -> int:
         sys.stderr.write(f"{error}\n")
         return 1
     if arguments[:1] == ["worker"]:
-        index, clients, figures, parent = map(int, arguments[1:])
+        index, clients, metrics, parent = map(int, arguments[1:])
         uvloop.run(
             serve(
                 settings,
                 socket.socket(fileno=clients),
-                socket.socket(fileno=figures),
+                socket.socket(fileno=metrics),
                 index=index,
                 parent=parent,
             )

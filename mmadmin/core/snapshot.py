@@ -21,7 +21,7 @@ SNAPSHOT_KEY = "mm:snapshot"
 NUDGE_CHANNEL = "mm:nudge"
 """Redis channel: the version number of a snapshot that was just published."""
 REVOKE_CHANNEL = "mm:revoke"
-"""Redis channel: the id of a key that was just revoked, told ahead of the snapshot that says so."""
+"""Redis channel: the id of a key that was just revoked, published ahead of its snapshot."""
 USAGE_STREAM = "mm:usage"
 """Redis stream of usage events; the field `event` is the JSON of a `Usage`."""
 USAGE_ACK_KEY = "mm:usage:ack"
@@ -48,6 +48,8 @@ class ErrorPatterns:
     """Matches somewhere in the message; its first group is the kind of input that is refused."""
     request: str = ""
     """Matches the beginning of messages that are about the request although the status is 500."""
+    context_type: str = ""
+    """The error's `type` when the request is longer than the context."""
 
 
 @dataclass(frozen=True, slots=True)

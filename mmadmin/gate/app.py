@@ -94,7 +94,12 @@ class Gate:
             await self._stopped(request, dialect, send)
         except Exception:
             log.exception("request %s ended by a bug of the gate", request.request_id)
-            broken = Refusal(500, "The gateway failed.", reason="internal_error")
+            broken = Refusal(
+                500,
+                "The gateway failed because of an internal error. Retry the request; if it fails "
+                f"again, report the request id {request.request_id}.",
+                reason="internal_error",
+            )
             await self._refuse(request, broken, dialect, send, outcome="failed")
         finally:
             request.forget_connection()
@@ -125,7 +130,8 @@ class Gate:
         if key.endpoints and endpoint.name not in key.endpoints:
             raise Refusal(
                 403,
-                f"This API key may not use {endpoint.name}.",
+                f"This API key may not use the endpoint `{endpoint.name}`. "
+                "Use a key that may, or ask for access.",
                 reason="endpoint_not_allowed",
             )
         await self._relay.serve(
@@ -145,7 +151,8 @@ class Gate:
         if head.size > HEADER_LIMIT_BYTES:
             raise Refusal(
                 431,
-                f"The request headers may have {HEADER_LIMIT_BYTES // 1024} KiB in all.",
+                f"The request headers are larger than {HEADER_LIMIT_BYTES // 1024} KiB. "
+                "Send fewer or shorter headers.",
                 reason="headers_too_large",
             )
         key = self.traffic.keys.check(head.key_text)
@@ -162,7 +169,10 @@ class Gate:
         if head.body_bytes > limit:
             raise too_large(limit)
         if head.packed:
-            raise Refusal(415, "Send the request body without Content-Encoding.")
+            raise Refusal(
+                415,
+                "Content-Encoding is not supported in requests. Send the body uncompressed.",
+            )
         body = await self._read_body(request, receive, limit)
         request.receive = receive
         return body
@@ -183,7 +193,7 @@ class Gate:
             if self.traffic.body_bytes > limit * BODIES_AT_ONCE:
                 raise Refusal(
                     503,
-                    "The gateway holds too many large requests.",
+                    "The gateway holds too many large requests. Retry in 5 seconds.",
                     reason="overloaded",
                     retry_after_s=5,
                 )
@@ -220,10 +230,18 @@ class Gate:
         if not about_models or scope["method"] not in ("GET", "HEAD"):
             allowed = b"POST" if path in POSTS else b"GET, HEAD" if about_models else b""
             if allowed:
-                refusal = Refusal(405, f"Use {allowed.decode()} here.", reason="method_not_allowed")
+                refusal = Refusal(
+                    405,
+                    f"This URL does not allow {scope['method'][:16]}. Use {allowed.decode()}.",
+                    reason="method_not_allowed",
+                )
                 refusal.headers.append((b"allow", allowed))
                 raise refusal
-            raise Refusal(404, "Unknown URL.", reason="unknown_url")
+            raise Refusal(
+                404,
+                "Unknown URL. The API is under `/v1`, for example `/v1/chat/completions`.",
+                reason="unknown_url",
+            )
         key = self.traffic.keys.check(Head(scope["headers"]).key_text)
         request.key = key
         usable = {r.public_name: model_card(r) for r in self.traffic.usable(key, trials=True)}
@@ -283,7 +301,12 @@ class Gate:
             self.traffic.settle(request, CLIENT_LEFT, "cancelled")
             return
         if why is Stop.STOPPING:
-            ending = Refusal(503, "The gateway is stopping.", reason="stopping", retry_after_s=5)
+            ending = Refusal(
+                503,
+                "The gateway is stopping. Retry in 5 seconds.",
+                reason="stopping",
+                retry_after_s=5,
+            )
         elif why is Stop.REVOKED:
             ending = wrong_key()
         elif why is Stop.CLOSED:
@@ -291,12 +314,16 @@ class Gate:
         elif request.waiting:
             ending = Refusal(
                 503,
-                "The request waited too long in the queue.",
+                "The request waited too long in the queue. Retry in 10 seconds.",
                 reason="queue_timeout",
                 retry_after_s=10,
             )
         else:
-            ending = Refusal(504, "The engine took too long.", reason="deadline_exceeded")
+            ending = Refusal(
+                504,
+                "The engine took too long. Ask for a shorter answer.",
+                reason="deadline_exceeded",
+            )
         outcome: Outcome | None = "cancelled" if why is Stop.REVOKED else None
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(1.0):

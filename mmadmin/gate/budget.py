@@ -100,7 +100,7 @@ return {by, math.floor(math.max(rpm - asked, 0)), math.floor(math.max(tpm - spen
 SETTLE = """
 local b, a = KEYS[1], ARGV
 if not redis.call('SET', b .. ':s:' .. a[1], '1', 'NX', 'EX', 300) then
-  return redis.status_reply('OK')  -- told twice, because the first answer was lost
+  return redis.status_reply('OK')  -- sent twice, because the first answer was lost
 end
 if redis.call('ZREM', b .. ':held', a[1]) == 1 then
   redis.call('DECRBY', b .. ':sum', tonumber(redis.call('HGET', b .. ':want', a[1]) or 0))

@@ -3,8 +3,8 @@
 `RedisDirectory` learns of a new snapshot by a nudge (pub/sub) and, in case a nudge was lost, by a
 timer; it also takes the file that the panel writes beside it. The newest version wins, an older
 one never comes back, and the last good one is kept on disk: with broker, panel and database gone,
-a gate that is started anew serves from it. A revoked key is told by its id as well, so that it is
-dead before a snapshot of ten thousand keys has been written and read.
+a gate that is started anew serves from it. The id of a revoked key is published
+as well, so that the key is dead before a snapshot of ten thousand keys has been written and read.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class RedisDirectory:
         self.courier = Courier(redis, folder / "spool", spool)
         self._snapshot = EMPTY
         self._revoked: set[str] = set()
-        """Told by id, and not yet confirmed by a snapshot."""
+        """Published by id, and not yet confirmed by a snapshot."""
         self._raw: bytes = b""
         self._file_mark = (0, 0)
         self._listeners: list[Listener] = []

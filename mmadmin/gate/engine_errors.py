@@ -27,11 +27,15 @@ def refusal_of_response(  # noqa: C901, PLR0911 (a table of cases)
     error = _error_of(body)
     message = _message_of(error, body)[:_SHOWN]
     if status in (401, 403):
-        return Refusal(502, "The engine does not accept this gate.", reason="upstream_error")
+        return Refusal(
+            502,
+            "The engine refused the gateway's credential. Report this to the operator.",
+            reason="upstream_error",
+        )
     mark = patterns.template
     if mark and (at := message.find(mark)) >= 0:
-        said = message[at + len(mark) :].strip() or "The chat template rejected the request."
-        return Refusal(400, said, reason="template_refused", param="messages")
+        reason = message[at + len(mark) :].strip() or "The chat template rejected the request."
+        return Refusal(400, reason, reason="template_refused", param="messages")
     if patterns.no_input and (without := re.search(patterns.no_input, message)) is not None:
         return Refusal(
             400,
@@ -42,17 +46,19 @@ def refusal_of_response(  # noqa: C901, PLR0911 (a table of cases)
     if status == 500 and patterns.request and re.match(patterns.request, message):  # noqa: PLR2004
         return Refusal(400, message)
     kind = error.get("type") if isinstance(error.get("type"), str) else None
-    if kind == "exceed_context_size_error" or "context length" in message.lower():
+    if _is_context_error(kind, message, patterns):
         return Refusal(400, message, reason="context_length_exceeded", param="messages")
     if status == 503:  # noqa: PLR2004 (loading, or out of slots)
         return Refusal(
             503,
-            message or "The engine is not ready.",
+            message or "The engine is not ready. Retry later.",
             reason="model_unavailable",
             retry_after_s=_retry_after(headers) or 5,
         )
     if status == 404:  # noqa: PLR2004 (the gate has the endpoint, the engine does not)
-        return Refusal(404, "This model does not offer this endpoint.", reason="not_supported")
+        return Refusal(
+            404, "This model does not offer this endpoint. Use another one.", reason="not_supported"
+        )
     if status == 501:  # noqa: PLR2004 (switched off, or the model cannot)
         return Refusal(400, message, reason="not_supported", kind="invalid_request_error")
     if status == 429:  # noqa: PLR2004
@@ -68,9 +74,15 @@ def refusal_of_response(  # noqa: C901, PLR0911 (a table of cases)
         )
     return Refusal(
         500 if status == 500 else 502,  # noqa: PLR2004
-        message or "The engine failed.",
+        message or "The engine failed. Retry the request.",
         reason="upstream_error",
     )
+
+
+def _is_context_error(kind: str | None, message: str, patterns: ErrorPatterns) -> bool:
+    if patterns.context_type and kind == patterns.context_type:
+        return True
+    return "context length" in message.lower()
 
 
 def _error_of(body: bytes) -> dict[str, Any]:

@@ -28,13 +28,13 @@ class Head:
         self.size = 0
         """Bytes of all names and values together."""
         self.body_bytes = 0
-        """As announced; 0 = not said."""
+        """As announced; 0 = not announced."""
         self.packed = False
         """The body has a content encoding."""
         self.passed_on = b""
         """Header lines that go on to the engine."""
         self.client_id = ""
-        """The client's own name for its request."""
+        """The client's own id for its request."""
         bearer = False
         for name, value in headers:
             self.size += len(name) + len(value)
@@ -92,6 +92,6 @@ def too_large(limit: int) -> Refusal:
     """A body over the limit, in bytes."""
     return Refusal(
         413,
-        f"The request body is larger than the limit of {limit // (1024 * 1024)} MiB.",
+        f"The request body is larger than {limit // (1024 * 1024)} MiB. Send a smaller one.",
         reason="request_too_large",
     )

@@ -38,9 +38,13 @@ class KeyRing:
             record = _record_of(text, self._snapshot, self._pepper)
             self._proven[text] = record
         if record.state == "suspended":
-            raise Refusal(401, "This API key is suspended.", reason="api_key_suspended")
+            raise Refusal(
+                401,
+                "This API key is suspended. Ask its owner to resume it.",
+                reason="api_key_suspended",
+            )
         if record.expires_at and record.expires_at <= time.time():
-            raise Refusal(401, "This API key has expired.", reason="api_key_expired")
+            raise Refusal(401, "This API key has expired. Use a new one.", reason="api_key_expired")
         return record
 
 

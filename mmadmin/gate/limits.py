@@ -35,11 +35,11 @@ from mmadmin.gate.refusal import Refusal
 DEFAULT_ANSWER_TOKENS = 1024
 """Reserved for an answer whose client did not say how long it may be."""
 RESERVED_S = 90
-"""A reservation that is not renewed for so long is void."""
+"""A reservation that is not renewed for this long is void."""
 RENEW_EVERY_S = 20.0
 ASK_TIMEOUT_S = 0.5
 AWAY_S = 1.0
-"""After a failure the broker is left alone for so long."""
+"""How long the broker is not asked after it failed."""
 log = logging.getLogger("mmadmin.gate.limits")
 
 
@@ -207,7 +207,7 @@ def _headers(key: KeyRecord, remaining: Remaining, windows: Windows) -> list[Hea
 def _refusal(
     key: KeyRecord, remaining: Remaining, windows: Windows, headers: list[Header]
 ) -> Refusal:
-    words, retry_after_s, reason = {
+    limit, retry_after_s, reason = {
         "concurrency": (
             f"{key.concurrency} requests at once",
             1,
@@ -236,7 +236,7 @@ def _refusal(
     }[remaining.refused_by]
     refusal = Refusal(
         429,
-        f"This API key has reached its limit of {words}.",
+        f"This API key has reached its limit of {limit}. Retry in {retry_after_s} seconds.",
         reason=reason,
         param=remaining.refused_by,
         retry_after_s=retry_after_s,

@@ -1,4 +1,4 @@
-"""Figures for Prometheus: plain integers on the hot path, put into families when asked."""
+"""Metrics for Prometheus: plain integers on the hot path, made into families when read."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Histogram:
 
 @dataclass(slots=True)
 class Series:
-    """Figures of one deployment, generation and endpoint."""
+    """Metrics of one deployment, generation and endpoint."""
 
     requests: dict[tuple[int, str], int] = field(default_factory=dict)
     """By status and outcome."""
@@ -66,7 +66,7 @@ _NAMES = ("worker", "deployment", "generation", "endpoint")
 
 
 class Metrics(Collector):
-    """All figures of one worker."""
+    """All metrics of one worker."""
 
     def __init__(self, worker: str) -> None:
         self._worker = worker
@@ -76,9 +76,9 @@ class Metrics(Collector):
         self.template_refusals: dict[str, int] = {}
         """By deployment: the chat template refused the conversation."""
         self.gauges: Callable[[], Mapping[str, tuple[str, float]]] = dict
-        """Name → (help, value), read when asked."""
+        """Name → (help, value), read with the metrics."""
         self.queues: Callable[[], Mapping[str, tuple[int, int]]] = dict
-        """Deployment → (running, waiting), read when asked."""
+        """Deployment → (running, waiting), read with the metrics."""
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
 

@@ -43,7 +43,7 @@ class Rates:
         return ended / max(len(self._past), 1)
 
     def rows(self) -> list[dict[str, object]]:
-        """Per deployment and key: figures a second over the window."""
+        """Per deployment and key: rates per second over the window."""
         sums: dict[tuple[str, str], Count] = {}
         for second in self._past:
             for who, count in second.items():

@@ -104,11 +104,15 @@ class Refusal(MmError):
 
 def wrong_key() -> Refusal:
     """The one answer for a key that is missing from the snapshot, wrong, or revoked."""
-    return Refusal(401, "Incorrect API key provided.", reason="invalid_api_key")
+    return Refusal(
+        401,
+        "Incorrect API key provided. Check that the whole key was sent and that it is still valid.",
+        reason="invalid_api_key",
+    )
 
 
 def no_key() -> Refusal:
-    """No credential came."""
+    """The request has no credential."""
     return Refusal(
         401,
         "You did not provide an API key. Send it as `Authorization: Bearer sk-mm-...`.",
@@ -117,20 +121,22 @@ def no_key() -> Refusal:
 
 
 def no_model(name: str) -> Refusal:
-    """The model is unknown, or the key may not use it: the same words."""
+    """The model is unknown, or the key may not use it: the same message for both."""
     return Refusal(
         404,
-        f"The model `{name[:128]}` does not exist or you do not have access to it.",
+        f"The model `{name[:128]}` does not exist or you do not have access to it. "
+        "`GET /v1/models` lists the models that you can use.",
         reason="model_not_found",
         param="model",
     )
 
 
 def not_served(name: str, retry_after_s: int = 30) -> Refusal:
-    """The model is known, but nothing answers for it now."""
+    """The model is known, but no engine answers for it now."""
     return Refusal(
         503,
-        f"The model `{name[:128]}` is not being served at the moment.",
+        f"The model `{name[:128]}` is not being served at the moment. "
+        f"Retry in {retry_after_s} seconds.",
         reason="model_unavailable",
         retry_after_s=retry_after_s,
     )
@@ -140,6 +146,6 @@ def upstream_lost() -> Refusal:
     """The engine closed the connection before its answer was whole."""
     return Refusal(
         502,
-        "The engine stopped before the answer was complete.",
+        "The engine stopped before the answer was complete. Retry the request.",
         reason="upstream_error",
     )

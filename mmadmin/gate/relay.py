@@ -117,11 +117,13 @@ class Relay:
         try:
             queue.wait(place)
         except QueueFull:
+            retry_after_s = traffic.wait_estimate_s(route)
             full = Refusal(
                 429,
-                f"Too many requests are waiting for `{request.model}`.",
+                f"The queue of the model `{request.model}` is full. "
+                f"Retry in {retry_after_s} seconds.",
                 reason="queue_full",
-                retry_after_s=traffic.wait_estimate_s(route),
+                retry_after_s=retry_after_s,
             )
             raise full from None
         request.queue, request.place = queue, place

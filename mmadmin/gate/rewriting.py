@@ -57,7 +57,7 @@ def with_usage(body: bytes, payload: dict[str, Any]) -> tuple[bytes, bool]:
 
 
 def asked_tokens(payload: dict[str, Any]) -> int:
-    """The most that the client allows the engine to write; 0 = not said."""
+    """The most that the client allows the engine to write; 0 = not set."""
     for name in ("max_completion_tokens", "max_tokens", "max_output_tokens"):
         value = payload.get(name)
         if isinstance(value, int) and value > 0:

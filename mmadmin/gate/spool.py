@@ -42,7 +42,7 @@ ADOPT_EVERY_S = 5.0
 _UNPLACED = b'"gate":"","seq":0}'
 """How a usage event ends before it has a place in a spool."""
 LOST_AFTER_S = 5.0
-"""Lines sent and not acknowledged for so long are looked for in the stream."""
+"""Lines sent and not acknowledged for this long are looked for in the stream."""
 _ADD = """
 local id = ''
 for i = 1, #ARGV do id = redis.call('XADD', KEYS[1], '*', 'event', ARGV[i]) end
@@ -263,7 +263,7 @@ class Courier:
         return self._spool.seq - self._own.acked
 
     async def run(self) -> None:
-        """Deliver for ever; a broker that is away costs nothing but the wait."""
+        """Deliver until cancelled; while the broker is away, records wait on disk."""
         pause = STEP_S
         while True:
             try:

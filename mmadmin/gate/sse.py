@@ -60,7 +60,7 @@ class SseTap:
         self._marks = _MARKS[dialect]
         self._tail = b""
         self.ended = False
-        """The engine said that the answer is whole."""
+        """The engine sent its end marker: the answer is whole."""
         self.failed = False
         """The engine reported an error inside the stream."""
         self.events = 0

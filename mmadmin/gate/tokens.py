@@ -26,7 +26,7 @@ class Tokens:
     cached: int = 0
     reasoning: int = 0
     per_s_milli: int = 0
-    """Generation speed as the engine measured it; 0 = not said."""
+    """Generation speed as the engine measured it; 0 = not reported."""
 
 
 def tokens_of_answer(body: bytes, content_encoding: bytes = b"") -> Tokens | None:

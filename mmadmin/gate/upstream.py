@@ -254,7 +254,7 @@ class Upstream:
     def __init__(self, *, uid: str, url: str, secret: str, slots: int) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"{url!r} is no http address")
+            raise ValueError(f"{url!r} is not an HTTP address")
         self.uid = uid
         self.url = url
         self.slots = max(slots, 1)
@@ -301,7 +301,7 @@ class Upstream:
             connection.abort()
 
     def retire(self) -> None:
-        """It is no longer routed to: running exchanges end, nothing is kept."""
+        """No new requests: running exchanges end, no connection is kept."""
         self._retired = True
         self.close_idle(all_of_them=True)
 

@@ -78,7 +78,7 @@ async def wind_down(
 
 
 class Worker:
-    """Runs until told to stop."""
+    """Runs until it is stopped."""
 
     def __init__(self, settings: GateSettings, index: int = 0) -> None:
         self.settings = settings
@@ -95,7 +95,7 @@ class Worker:
         """Begin to stop; `run` returns when everything has ended."""
         self._stop.set()
 
-    async def run(self, clients: socket.socket, figures: socket.socket) -> None:
+    async def run(self, clients: socket.socket, metrics: socket.socket) -> None:
         """Serve on the two listening sockets."""
         settings = self.settings
         folder = settings.home.gate
@@ -125,7 +125,7 @@ class Worker:
         front = server(gate, graceful_s=settings.stop_s + LAST_WORDS_S, keep_alive_s=KEEP_ALIVE_S)
         behind = server(back)
         serving = asyncio.create_task(front.serve(sockets=[clients]))
-        health = asyncio.create_task(behind.serve(sockets=[figures, *back.sockets()]))
+        health = asyncio.create_task(behind.serve(sockets=[metrics, *back.sockets()]))
         stopping = asyncio.create_task(self._stop.wait())
         await asyncio.wait({serving, health, stopping}, return_when=asyncio.FIRST_COMPLETED)
         behind.should_exit = self._orphaned
@@ -143,7 +143,7 @@ class Worker:
 class BackRoom:
     """`/healthz`, `/readyz` and `/metrics`; every worker can answer for all of them.
 
-    Workers share the port, so the one that is asked for figures collects its siblings' over their
+    Workers share the port, so the one that is asked for metrics collects its siblings' over their
     Unix sockets.
     """
 
@@ -192,12 +192,12 @@ class BackRoom:
                 body = json.dumps(state).encode()
             case "/metrics":
                 kind = b"text/plain; version=0.0.4; charset=utf-8"
-                status, body = 200, await self._figures(alone=b"alone" in scope["query_string"])
+                status, body = 200, await self._metrics(alone=b"alone" in scope["query_string"])
         headers = [(b"content-type", kind), (b"content-length", str(len(body)).encode())]
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
-    async def _figures(self, *, alone: bool) -> bytes:
+    async def _metrics(self, *, alone: bool) -> bytes:
         text = self._gate.traffic.metrics.text()
         if alone or not self._paths:
             return text
@@ -206,7 +206,7 @@ class BackRoom:
 
 
 async def _peer(path: Path) -> bytes:
-    """A sibling's figures; empty when it does not answer (it is being restarted)."""
+    """A sibling's metrics; empty when it does not answer (it is being restarted)."""
     try:
         async with asyncio.timeout(PEER_TIMEOUT_S):
             reader, writer = await asyncio.open_unix_connection(str(path))

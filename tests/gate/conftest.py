@@ -10,8 +10,8 @@ import pytest
 import pytest_asyncio
 
 from mmadmin.gate import limits, upstream
-from tests.gate.house import PATIENCE_S, House
-from tests.gate.processes import Broker
+from tests.gate.cluster import Broker
+from tests.gate.harness import PATIENCE_S, Harness
 from tests.gate.stub import StubEngine
 
 
@@ -32,9 +32,9 @@ async def engine() -> AsyncIterator[StubEngine]:
 
 
 @pytest_asyncio.fixture
-async def house(tmp_path, engine) -> AsyncIterator[House]:
+async def harness(tmp_path, engine) -> AsyncIterator[Harness]:
     """A gate that serves one model from the stub engine."""
-    async with House(tmp_path, engine).open() as opened:
+    async with Harness(tmp_path, engine).open() as opened:
         yield opened
 
 

@@ -1,8 +1,8 @@
 """The gate as tests run it: `python -m tests.gate.patient`, patient with a busy machine.
 
-Two things of the real one are told by time. It gives a silent broker up after half a second or two,
+Two things in the real gate depend on time. It gives a silent broker up after half a second or two,
 which a processor with much else to do is late for as well. And it looks by a timer, once a second,
-for what a nudge should have told it: a test that wants to see the nudge has to be quicker, or to
+for what a nudge should have reported: a test that wants to see the nudge has to be quicker, or to
 switch the timer off with `TEST_GATE_TIMERS=off`.
 """
 
@@ -19,7 +19,7 @@ NEVER_S = 3600.0
 
 
 def patient() -> None:
-    """Wait for a broker that is slow; told by timers only where the test says so."""
+    """Wait for a broker that is slow; use timers only where the test asks for them."""
     limits.ASK_TIMEOUT_S = PATIENCE_S
     worker.PEER_TIMEOUT_S = upstream.CONNECT_TIMEOUT_S = PATIENCE_S
     directory.ANSWER_S = directory.CONNECT_S = PATIENCE_S

@@ -1,4 +1,4 @@
-"""The official clients against the stub: what a small real model does not produce by itself."""
+"""The official clients against the stub: what a small real model does not produce."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import anthropic
 import openai
 
-from tests.gate.house import MODEL, House
+from tests.gate.harness import MODEL, Harness
 from tests.gate.stub import DONE, USAGE, Call, event
 
 
@@ -25,7 +25,7 @@ def tool_chunk(index: int, **call) -> bytes:
     )
 
 
-async def test_parallel_tool_calls_arrive_as_deltas(house: House) -> None:
+async def test_parallel_tool_calls_arrive_as_deltas(harness: Harness) -> None:
     """Two calls, their arguments in pieces, ids and names once; reasoning in its own field."""
 
     async def script(call: Call) -> None:
@@ -48,11 +48,11 @@ async def test_parallel_tool_calls_arrive_as_deltas(house: House) -> None:
         await call.chunk(event(last) + USAGE + DONE)
         await call.end()
 
-    house.engine.script = script
+    harness.engine.script = script
     calls: dict[int, list[str]] = {}
     thought = ""
     async with openai.AsyncOpenAI(
-        api_key=house.key.text, base_url=house.base_url, max_retries=0
+        api_key=harness.key.text, base_url=harness.base_url, max_retries=0
     ) as client:
         stream = await client.chat.completions.create(model=MODEL, messages=[], stream=True)
         async for chunk in stream:
@@ -69,10 +69,10 @@ async def test_parallel_tool_calls_arrive_as_deltas(house: House) -> None:
         0: ["call_0", "weather", '{"city": "Paris"}'],
         1: ["call_1", "weather", '{"city": "Rome"}'],
     }
-    assert house.recorded[0].completion_tokens == 3
+    assert harness.recorded[0].completion_tokens == 3
 
 
-async def test_an_error_in_the_stream_is_raised_by_the_clients(house: House) -> None:
+async def test_an_error_in_the_stream_is_raised_by_the_clients(harness: Harness) -> None:
     """Both clients' streams end in their own exception, not in silence."""
 
     async def script(call: Call) -> None:
@@ -83,9 +83,9 @@ async def test_an_error_in_the_stream_is_raised_by_the_clients(house: House) -> 
             await call.chunk(tool_chunk(0, function={"arguments": ""}))
         call.reset()
 
-    house.engine.script = script
+    harness.engine.script = script
     async with openai.AsyncOpenAI(
-        api_key=house.key.text, base_url=house.base_url, max_retries=0
+        api_key=harness.key.text, base_url=harness.base_url, max_retries=0
     ) as client:
         stream = await client.chat.completions.create(model=MODEL, messages=[], stream=True)
         caught: Exception | None = None
@@ -97,7 +97,7 @@ async def test_an_error_in_the_stream_is_raised_by_the_clients(house: House) -> 
         assert caught is not None
         assert caught.code == "upstream_error"
     async with anthropic.AsyncAnthropic(
-        api_key=house.key.text, base_url=f"http://127.0.0.1:{house.port}", max_retries=0
+        api_key=harness.key.text, base_url=f"http://127.0.0.1:{harness.port}", max_retries=0
     ) as other:
         raised: Exception | None = None
         try:
@@ -111,11 +111,11 @@ async def test_an_error_in_the_stream_is_raised_by_the_clients(house: House) -> 
         assert "The engine stopped" in str(raised)
 
 
-async def test_the_clients_own_retries_work(house: House) -> None:
+async def test_the_clients_own_retries_work(harness: Harness) -> None:
     """A 503 with Retry-After is tried again by the client, and succeeds."""
 
     async def script(call: Call) -> None:
-        if len(house.engine.calls) == 1:
+        if len(harness.engine.calls) == 1:
             await call.answer({"error": {"message": "Loading model"}}, 503, Retry_After="1")
             return
         await call.answer(
@@ -127,9 +127,9 @@ async def test_the_clients_own_retries_work(house: House) -> None:
             }
         )
 
-    house.engine.script = script
+    harness.engine.script = script
     async with openai.AsyncOpenAI(
-        api_key=house.key.text, base_url=house.base_url, max_retries=1
+        api_key=harness.key.text, base_url=harness.base_url, max_retries=1
     ) as client:
         await client.embeddings.create(model=MODEL, input="x", encoding_format="float")
-    assert [usage.status for usage in house.recorded] == [503, 200]
+    assert [usage.status for usage in harness.recorded] == [503, 200]

@@ -21,7 +21,7 @@ import pytest_asyncio
 
 from mmadmin.core.access import engine_secret
 from mmadmin.core.snapshot import ReplicaRoute
-from tests.gate.house import MASTER, MODEL, House
+from tests.gate.harness import MASTER, MODEL, Harness
 from tests.gate.raw import RawClient, ask
 from tests.gate.stub import StubEngine
 from tests.support.ports import free_port
@@ -145,45 +145,45 @@ def embedding_server(engine_store) -> Iterator[Server]:
 
 
 @contextlib.asynccontextmanager
-async def opened(tmp_path, server: Server) -> AsyncIterator[House]:
+async def opened(tmp_path, server: Server) -> AsyncIterator[Harness]:
     """A gate in front of a real engine."""
-    house = House(tmp_path, StubEngine())
+    harness = Harness(tmp_path, StubEngine())
     replicas = (ReplicaRoute(uid="small-3-0", url=server.url, slots=2),)
-    house.route = replace(house.route, replicas=replicas, context_per_slot=2048)
-    async with house.open():
-        yield house
+    harness.route = replace(harness.route, replicas=replicas, context_per_slot=2048)
+    async with harness.open():
+        yield harness
 
 
 @pytest_asyncio.fixture
-async def real(tmp_path, server) -> AsyncIterator[House]:
+async def real(tmp_path, server) -> AsyncIterator[Harness]:
     """The gate over the usual engine."""
-    async with opened(tmp_path, server) as house:
-        yield house
+    async with opened(tmp_path, server) as harness:
+        yield harness
 
 
 @pytest_asyncio.fixture
-async def strict(tmp_path, strict_server) -> AsyncIterator[House]:
+async def strict(tmp_path, strict_server) -> AsyncIterator[Harness]:
     """The gate over the engine with the strict template."""
-    async with opened(tmp_path, strict_server) as house:
-        yield house
+    async with opened(tmp_path, strict_server) as harness:
+        yield harness
 
 
 @pytest_asyncio.fixture
-async def tools(tmp_path, tools_server) -> AsyncIterator[House]:
+async def tools(tmp_path, tools_server) -> AsyncIterator[Harness]:
     """The gate over the engine that knows tools."""
-    async with opened(tmp_path, tools_server) as house:
-        yield house
+    async with opened(tmp_path, tools_server) as harness:
+        yield harness
 
 
 @pytest_asyncio.fixture
-async def embedding(tmp_path, embedding_server) -> AsyncIterator[House]:
+async def embedding(tmp_path, embedding_server) -> AsyncIterator[Harness]:
     """The gate over the engine that embeds."""
-    async with opened(tmp_path, embedding_server) as house:
-        yield house
+    async with opened(tmp_path, embedding_server) as harness:
+        yield harness
 
 
 @pytest_asyncio.fixture
-async def client(real: House) -> AsyncIterator[openai.AsyncOpenAI]:
+async def client(real: Harness) -> AsyncIterator[openai.AsyncOpenAI]:
     """The official client, without retries."""
     async with openai.AsyncOpenAI(
         api_key=real.key.text, base_url=real.base_url, max_retries=0, timeout=600
@@ -199,7 +199,7 @@ async def test_models(client) -> None:
         await client.models.retrieve("gpt-5")
 
 
-async def test_chat(client, real: House) -> None:
+async def test_chat(client, real: Harness) -> None:
     """Whole and streamed answers, with the engine's token counts in the usage records."""
     options = {"model": MODEL, "messages": QUESTION, "max_tokens": 12, "temperature": 0, "seed": 1}
     whole = await client.chat.completions.create(**options, extra_body=ALIKE)
@@ -257,10 +257,10 @@ async def test_structured_output(client) -> None:
     assert set(json.loads(answer.choices[0].message.content)) == {"city", "big"}
 
 
-async def test_tools_and_their_results_are_understood(tools: House) -> None:
+async def test_tools_and_their_results_are_understood(tools: Harness) -> None:
     """Definitions, a parallel call and its results reach the template: the prompt grows by them.
 
-    (A model this small does not call tools by itself; calls as deltas are tested with the stub.)
+    (A model this small does not call tools reliably; calls as deltas are tested with the stub.)
     """
     async with openai.AsyncOpenAI(
         api_key=tools.key.text, base_url=tools.base_url, max_retries=0, timeout=600
@@ -293,7 +293,7 @@ async def test_tools_and_their_results_are_understood(tools: House) -> None:
             )
 
 
-async def test_completions_and_tokens(client, real: House) -> None:
+async def test_completions_and_tokens(client, real: Harness) -> None:
     """The older endpoint, and the tokenizer both ways."""
     options = {"model": MODEL, "prompt": "1, 2, 3,", "max_tokens": 6, "temperature": 0}
     answer = await client.completions.create(**options, extra_body=WHOLE)
@@ -316,7 +316,7 @@ async def test_completions_and_tokens(client, real: House) -> None:
     assert counted.json["input_tokens"] > 5
 
 
-async def test_responses(client, real: House) -> None:
+async def test_responses(client, real: Harness) -> None:
     """The responses API, whole and streamed."""
     options = {"model": MODEL, "input": "Say hello.", "max_output_tokens": 8, "temperature": 0,
                "extra_body": WHOLE}  # fmt: skip
@@ -330,7 +330,7 @@ async def test_responses(client, real: House) -> None:
     ] * 2
 
 
-async def test_messages(real: House) -> None:
+async def test_messages(real: Harness) -> None:
     """Anthropic's own client: whole, streamed, counted, refused."""
     async with anthropic.AsyncAnthropic(
         api_key=real.key.text, base_url=f"http://127.0.0.1:{real.port}", max_retries=0, timeout=600
@@ -360,8 +360,8 @@ async def test_messages(real: House) -> None:
     assert {u.endpoint for u in real.recorded} == {"messages"}
 
 
-async def test_embeddings(embedding: House) -> None:
-    """Vectors through the official client; the engine's refusal in words elsewhere."""
+async def test_embeddings(embedding: Harness) -> None:
+    """Vectors through the official client; the engine's error elsewhere."""
     async with openai.AsyncOpenAI(
         api_key=embedding.key.text, base_url=embedding.base_url, max_retries=0, timeout=600
     ) as client:
@@ -371,7 +371,7 @@ async def test_embeddings(embedding: House) -> None:
     assert embedding.recorded[0].prompt_tokens == answer.usage.prompt_tokens > 0
 
 
-async def test_errors_become_the_clients_own(client, real: House) -> None:
+async def test_errors_become_the_clients_own(client, real: Harness) -> None:
     """Every class of error raises what the client's users catch."""
     chat = client.chat.completions
     with pytest.raises(openai.NotFoundError):
@@ -404,7 +404,7 @@ async def test_errors_become_the_clients_own(client, real: House) -> None:
         await chat.create(model=MODEL, messages=QUESTION)
 
 
-async def test_a_template_that_refuses_is_400_with_its_words(strict: House) -> None:
+async def test_a_template_refusal_is_400_with_its_message(strict: Harness) -> None:
     """The engine says 500 'Jinja Exception'; the client is told what to change."""
     async with openai.AsyncOpenAI(
         api_key=strict.key.text, base_url=strict.base_url, max_retries=0, timeout=600
@@ -426,7 +426,7 @@ async def test_a_template_that_refuses_is_400_with_its_words(strict: House) -> N
 
 @pytest.mark.parametrize("streamed", [True, False])
 async def test_a_client_that_leaves_frees_the_real_slot(
-    real: House, server: Server, *, streamed: bool
+    real: Harness, server: Server, *, streamed: bool
 ) -> None:
     """Seen on the engine's own state: the slot is busy, the client leaves, the slot is free.
 
@@ -455,18 +455,18 @@ async def test_a_client_that_leaves_frees_the_real_slot(
     assert written < 1800, f"the engine wrote {written} tokens for nobody"
 
 
-async def test_a_killed_engine_is_told_in_the_stream(tmp_path, engine_store) -> None:
+async def test_a_killed_engine_is_reported_in_the_stream(tmp_path, engine_store) -> None:
     """Kill -9 of llama-server in mid-stream: an error event, the request booked as failed."""
     with launched(engine_store) as doomed:
-        async with opened(tmp_path, doomed) as house:
-            await _kill_in_mid_stream(house, doomed)
+        async with opened(tmp_path, doomed) as harness:
+            await _kill_in_mid_stream(harness, doomed)
 
 
-async def _kill_in_mid_stream(house: House, doomed: Server) -> None:
+async def _kill_in_mid_stream(harness: Harness, doomed: Server) -> None:
     body = {"model": MODEL, "messages": QUESTION, "stream": True, "max_tokens": 1800,
             "ignore_eos": True}  # fmt: skip
-    async with RawClient(house.port) as raw:
-        await raw.send("/v1/chat/completions", body, key=house.key.text)
+    async with RawClient(harness.port) as raw:
+        await raw.send("/v1/chat/completions", body, key=harness.key.text)
         await raw.head()
         received = await raw.chunk()
         os.kill(doomed.process.pid, signal.SIGKILL)
@@ -476,9 +476,9 @@ async def _kill_in_mid_stream(house: House, doomed: Server) -> None:
     last = received.split(b"\n\n")[-2].removeprefix(b"data: ")
     assert json.loads(last)["error"]["code"] == "upstream_error"
     assert b"[DONE]" not in received
-    assert (house.recorded[0].outcome, house.recorded[0].exact) == ("failed", False)
+    assert (harness.recorded[0].outcome, harness.recorded[0].exact) == ("failed", False)
     async with openai.AsyncOpenAI(
-        api_key=house.key.text, base_url=house.base_url, max_retries=0
+        api_key=harness.key.text, base_url=harness.base_url, max_retries=0
     ) as client:
         with pytest.raises(openai.InternalServerError):
             await client.chat.completions.create(model=MODEL, messages=QUESTION)

@@ -23,7 +23,7 @@ def ring(*records: KeyRecord) -> KeyRing:
 
 
 def test_a_proven_key_costs_no_second_digest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second request with the same key is told by its text alone; another key is not."""
+    """The second request with the same key is recognised by its text alone; another key is not."""
     key = new_key(PEPPER)
     record = KeyRecord(key_id=key.key_id, digest=key.digest, state="active")
     known = ring(record)

@@ -15,8 +15,8 @@ from mmadmin.core.snapshot import KeyRecord
 from mmadmin.gate.budget import Windows
 from mmadmin.gate.limits import RESERVED_S, Limiter
 from mmadmin.gate.refusal import Refusal
-from tests.gate.house import MODEL, PATIENCE_S, House
-from tests.gate.processes import Broker, running_town
+from tests.gate.cluster import Broker, running_town
+from tests.gate.harness import MODEL, PATIENCE_S, Harness
 from tests.gate.raw import ask
 from tests.gate.stub import ANSWER, Call
 
@@ -75,7 +75,7 @@ async def refused(limiter: Limiter, key: KeyRecord, tokens: int = 1) -> str:
     return caught.value.param or ""
 
 
-def test_windows_end_where_the_calendar_says() -> None:
+def test_windows_end_by_the_calendar() -> None:
     """Days and months are UTC's; the last minute fades."""
     windows = Windows.at(NOON)
     assert (windows.day, windows.month) == ("20260921", "202609")
@@ -208,12 +208,12 @@ async def test_eight_at_a_barrier_against_room_for_one(
         await call.answer(ANSWER)
 
     engine.script = script
-    async with running_town(tmp_path, engine, MM_GATE_WORKERS="3") as town:
-        await town.publish(keys=[replace(town.record, **limits)])
-        await town.until_told()
+    async with running_town(tmp_path, engine, MM_GATE_WORKERS="3") as cluster:
+        await cluster.publish(keys=[replace(cluster.record, **limits)])
+        await cluster.until_told()
         body = {"model": MODEL, "messages": [], "max_tokens": 9}
         requests = [
-            asyncio.create_task(ask(town.gate.port, CHAT, body, key=town.key.text))
+            asyncio.create_task(ask(cluster.gate.port, CHAT, body, key=cluster.key.text))
             for _ in range(8)
         ]
         await asyncio.wait(requests, return_when=asyncio.FIRST_COMPLETED)
@@ -231,15 +231,15 @@ async def test_eight_at_a_barrier_against_room_for_one(
             assert str(limits[name]) in answer.json["error"]["message"]
 
 
-async def test_a_refused_request_is_booked_and_costs_nothing(house: House) -> None:
+async def test_a_refused_request_is_booked_and_costs_nothing(harness: Harness) -> None:
     """The second request of one a minute: in the usage records as refused, no tokens, place not taken."""
-    house.publish(keys=(replace(house.record, rpm=1),))
+    harness.publish(keys=(replace(harness.record, rpm=1),))
     body = {"model": MODEL, "messages": []}
-    first = await ask(house.port, CHAT, body, key=house.key.text)
+    first = await ask(harness.port, CHAT, body, key=harness.key.text)
     assert first.headers["x-ratelimit-limit-requests"] == "1"
     assert first.headers["x-ratelimit-remaining-requests"] == "0"
-    second = await ask(house.port, CHAT, body, key=house.key.text)
+    second = await ask(harness.port, CHAT, body, key=harness.key.text)
     assert (second.status, second.json["error"]["type"]) == (429, "rate_limit_error")
-    assert [usage.outcome for usage in house.recorded] == ["ok", "refused"]
-    assert house.recorded[1].prompt_tokens == 0
-    assert house.gate.traffic.queues["small"].running == 0
+    assert [usage.outcome for usage in harness.recorded] == ["ok", "refused"]
+    assert harness.recorded[1].prompt_tokens == 0
+    assert harness.gate.traffic.queues["small"].running == 0

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from tests.gate.house import MODEL, PATIENCE_S, House
+from tests.gate.harness import MODEL, PATIENCE_S, Harness
 from tests.gate.raw import RawClient, ask
 from tests.gate.stub import ANSWER, DONE, Call, delta, paused
 from tests.support.ports import free_port
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(NGINX is None, reason="nginx is not installed")
 
 
 @pytest_asyncio.fixture
-async def proxied(house: House, tmp_path) -> AsyncIterator[int]:
+async def proxied(harness: Harness, tmp_path) -> AsyncIterator[int]:
     """The port of an nginx in front of the gate, with nginx's defaults (HTTP/1.0, buffering)."""
     port = free_port()
     conf = tmp_path / "nginx.conf"
@@ -31,7 +31,7 @@ async def proxied(house: House, tmp_path) -> AsyncIterator[int]:
     conf.write_text(
         f"daemon off; pid {tmp_path}/nginx.pid; error_log stderr crit; events {{}}\n"
         f"http {{ access_log off; {folders} server {{ listen 127.0.0.1:{port};"
-        f" location / {{ proxy_pass http://127.0.0.1:{house.port}; }} }} }}\n"
+        f" location / {{ proxy_pass http://127.0.0.1:{harness.port}; }} }} }}\n"
     )
     process = await asyncio.create_subprocess_exec(
         str(NGINX), "-c", str(conf), "-e", "stderr", stderr=asyncio.subprocess.DEVNULL
@@ -48,27 +48,27 @@ async def proxied(house: House, tmp_path) -> AsyncIterator[int]:
     await process.wait()
 
 
-async def test_answers_and_errors_pass(house: House, proxied: int) -> None:
+async def test_answers_and_errors_pass(harness: Harness, proxied: int) -> None:
     """Whole answers, their headers, and refusals, as without it."""
     body = {"model": MODEL, "messages": []}
-    answer = await ask(proxied, CHAT, body, key=house.key.text)
+    answer = await ask(proxied, CHAT, body, key=harness.key.text)
     assert answer.json == ANSWER
     assert answer.headers["x-mm-generation"] == "small/3"
-    answer = await ask(proxied, CHAT, {**body, "model": "x"}, key=house.key.text)
+    answer = await ask(proxied, CHAT, {**body, "model": "x"}, key=harness.key.text)
     assert answer.json["error"]["code"] == "model_not_found"
-    answer = await ask(proxied, "/v1/..%2fslots", {}, key=house.key.text)
+    answer = await ask(proxied, "/v1/..%2fslots", {}, key=harness.key.text)
     assert answer.status == 404
-    assert len(house.engine.calls) == 1
+    assert len(harness.engine.calls) == 1
 
 
-async def test_events_pass_one_by_one(house: House, proxied: int) -> None:
-    """Nginx buffers answers unless told otherwise: the gate tells it."""
+async def test_events_pass_one_by_one(harness: Harness, proxied: int) -> None:
+    """Nginx buffers answers by default: the gate asks it not to."""
     go_on = asyncio.Event()
 
-    house.engine.script = paused(go_on)
+    harness.engine.script = paused(go_on)
     async with RawClient(proxied) as client:
         body = {"model": MODEL, "messages": [], "stream": True}
-        await client.send(CHAT, body, key=house.key.text)
+        await client.send(CHAT, body, key=harness.key.text)
         assert (await client.head())[0] == 200
         assert await client.chunk() == delta("a")
         go_on.set()
@@ -78,7 +78,7 @@ async def test_events_pass_one_by_one(house: House, proxied: int) -> None:
         assert rest == DONE
 
 
-async def test_a_client_that_leaves_is_noticed_through_it(house: House, proxied: int) -> None:
+async def test_a_client_that_leaves_is_noticed_through_it(harness: Harness, proxied: int) -> None:
     """Nginx closes towards the gate, the gate towards the engine."""
 
     async def script(call: Call) -> None:
@@ -86,12 +86,12 @@ async def test_a_client_that_leaves_is_noticed_through_it(house: House, proxied:
         await call.chunk(delta("a"))
         await call.gone.wait()
 
-    house.engine.script = script
+    harness.engine.script = script
     async with RawClient(proxied) as client:
         body = {"model": MODEL, "messages": [], "stream": True}
-        await client.send(CHAT, body, key=house.key.text)
+        await client.send(CHAT, body, key=harness.key.text)
         await client.head()
         await client.chunk()
-    await asyncio.wait_for(house.engine.calls[0].gone.wait(), PATIENCE_S)
-    await house.until(lambda: house.recorded)
-    assert house.recorded[0].outcome == "cancelled"
+    await asyncio.wait_for(harness.engine.calls[0].gone.wait(), PATIENCE_S)
+    await harness.until(lambda: harness.recorded)
+    assert harness.recorded[0].outcome == "cancelled"

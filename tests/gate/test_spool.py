@@ -11,7 +11,7 @@ import redis.asyncio
 from mmadmin.core.snapshot import Usage, usage_from_json
 from mmadmin.gate import spool as module
 from mmadmin.gate.spool import Courier, Spool, segments
-from tests.gate.processes import Collector
+from tests.gate.cluster import Collector
 
 
 @pytest_asyncio.fixture
@@ -106,7 +106,7 @@ async def test_what_the_stream_lost_is_sent_again(tmp_path, client) -> None:
     spool.close()
 
 
-async def test_a_living_workers_folder_is_left_alone(tmp_path, client) -> None:
+async def test_the_folder_of_a_running_worker_is_left_alone(tmp_path, client) -> None:
     """Two workers, two folders: each carries its own."""
     one, two = Spool(tmp_path), Spool(tmp_path)
     fill(one, 3)
@@ -122,7 +122,7 @@ async def test_a_living_workers_folder_is_left_alone(tmp_path, client) -> None:
     two.close()
 
 
-async def test_a_damaged_line_holds_nobody_up(tmp_path, client) -> None:
+async def test_a_damaged_line_does_not_block_delivery(tmp_path, client) -> None:
     """The usage records show that something was there, and what follows arrives."""
     dead = Spool(tmp_path)
     fill(dead, 3)

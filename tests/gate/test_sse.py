@@ -112,7 +112,7 @@ def test_an_error_inside_the_stream_is_noticed(frame: bytes) -> None:
     ],
 )  # fmt: skip
 def test_each_dialect_has_its_end(dialect, end: bytes) -> None:
-    """Whole or not is told from the dialect's own last event."""
+    """The dialect's own last event shows whether the answer is whole."""
     tap = SseTap(hide_usage=False, dialect=dialect)
     tap.feed(b"event: x\ndata: {}\n\n")
     assert not tap.ended
@@ -121,7 +121,7 @@ def test_each_dialect_has_its_end(dialect, end: bytes) -> None:
 
 
 def test_tokens_of_every_dialect() -> None:
-    """Chat, responses, messages and embeddings say it in words of their own."""
+    """Chat, responses, messages and embeddings each in their own shape."""
     chat = tokens_of_events([USAGE[6:-2]])
     assert chat == Tokens(prompt=11, completion=3, cached=5, per_s_milli=12_500)
     messages = tokens_of_events(

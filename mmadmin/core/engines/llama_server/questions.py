@@ -106,6 +106,7 @@ QUESTIONS = Questions(
     served_names=Question("/v1/models", _served_names),
     error_message=_error_message,
     error_patterns=ErrorPatterns(
+        context_type="exceed_context_size_error",
         template="Jinja Exception: ",
         no_input=r"(image|audio|video) input is not supported",
         request=(

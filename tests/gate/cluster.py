@@ -35,7 +35,7 @@ from mmadmin.core.snapshot import (
     usage_from_json,
 )
 from mmadmin.gate.spool import segments
-from tests.gate.house import PATIENCE_S, record_of, route_to
+from tests.gate.harness import PATIENCE_S, record_of, route_to
 from tests.gate.stub import StubEngine
 from tests.support.ports import free_ports
 
@@ -68,7 +68,7 @@ def until_ended(process: psutil.Process) -> None:
 
 
 class Broker:
-    """A Valkey server on a Unix socket; keeps nothing unless told."""
+    """A Valkey server on a Unix socket; keeps nothing unless asked to."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -225,7 +225,7 @@ class Collector:
             await asyncio.sleep(0.05)
 
 
-class Town:
+class Cluster:
     """Broker, gate process, stub engine, one key."""
 
     def __init__(self, home: Path, engine: StubEngine, broker: Broker, **env: str) -> None:
@@ -258,7 +258,7 @@ class Town:
         return [json.loads(text) for text in texts if text]
 
     async def until_all_listen(self) -> None:
-        """Wait until every worker says that it lives and hears what is told at the broker."""
+        """Wait until every worker has published its heartbeat and listens at the broker."""
         async with asyncio.timeout(PATIENCE_S):
             while len(await self.presences()) < self.workers:
                 await asyncio.sleep(0.02)
@@ -278,18 +278,18 @@ class Town:
 
 
 @contextlib.asynccontextmanager
-async def running_town(home: Path, engine: StubEngine, **env: str) -> AsyncIterator[Town]:
-    """A town whose gate is ready."""
+async def running_town(home: Path, engine: StubEngine, **env: str) -> AsyncIterator[Cluster]:
+    """A cluster whose gate is ready."""
     with tempfile.TemporaryDirectory(prefix="mm-broker-") as folder:
         broker = Broker(Path(folder))
         await broker.start()
-        town = Town(home, engine, broker, **env)
+        cluster = Cluster(home, engine, broker, **env)
         try:
-            await town.publish()
-            await town.gate.start()
-            await town.gate.until_answers("/readyz")
-            await town.until_all_listen()
-            yield town
+            await cluster.publish()
+            await cluster.gate.start()
+            await cluster.gate.until_answers("/readyz")
+            await cluster.until_all_listen()
+            yield cluster
         finally:
-            await town.close()
+            await cluster.close()
             broker.kill()

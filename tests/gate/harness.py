@@ -25,7 +25,7 @@ PEPPER = b"test-only-pepper"
 MASTER = b"test-only-engine-master"
 MODEL = "small-model"
 PATIENCE_S = 60.0
-"""How long a busy machine may take for what comes by itself; nothing passes by waiting longer."""
+"""How long a busy machine may take for what happens unprompted; waiting longer passes no test."""
 
 
 def record_of(key: NewKey) -> KeyRecord:
@@ -74,7 +74,7 @@ class ListDirectory:
         self.listener(self.now)
 
 
-class House:
+class Harness:
     """One gate, its stub engine, one key."""
 
     def __init__(self, home: Path, engine: StubEngine) -> None:
@@ -119,7 +119,7 @@ class House:
         )
 
     @contextlib.asynccontextmanager
-    async def open(self, limiter: Limiter | None = None) -> AsyncIterator[House]:
+    async def open(self, limiter: Limiter | None = None) -> AsyncIterator[Harness]:
         """Serve while the block runs."""
         self.gate = Gate(self.settings, self.directory, limiter=limiter or Limiter())
         self.publish()
@@ -143,7 +143,7 @@ class House:
                 upstream.close_idle(all_of_them=True)
 
     async def until(self, condition: Callable[[], object], within_s: float = PATIENCE_S) -> None:
-        """Wait for something that happens by itself."""
+        """Wait for a condition."""
         async with asyncio.timeout(within_s):
             while not condition():  # noqa: ASYNC110 (any condition)
                 await asyncio.sleep(0.005)
