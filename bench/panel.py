@@ -150,7 +150,7 @@ def pages() -> list[str]:
         "/keys/new/", "/usage/?span=24h", "/usage/?span=7d", "/usage/?span=7d&deployment=model-03",
         "/usage/?span=30d&by=key", "/usage/?span=30d&by=generation", "/usage/?span=90d&by=day",
         f"/usage/?span=90d&by=key&key={key}", "/usage/?span=90d&by=key", "/playground/", "/store/",
-        "/store/?part=care", "/hosts/", "/hosts/?part=hosts", "/audit/", "/audit/?page=150",
+        "/store/?part=tasks", "/hosts/", "/hosts/?part=hosts", "/audit/", "/audit/?page=150",
         "/audit/?search=model-03", "/audit/?search=nothing+such", "/audit/?verb=key.&who=ada",
         "/people/", "/account/",
     ]  # fmt: skip

@@ -39,6 +39,7 @@ def _generations(ada: Any, count: int) -> list[str]:
         Build,
         Deployment,
         Generation,
+        GenerationReport,
         Replica,
         Transition,
     )
@@ -64,11 +65,7 @@ def _generations(ada: Any, count: int) -> list[str]:
                 number=n,
                 spec_toml=specs[n % 2],
                 lock=locks[n % 2],
-                command=seed.COMMAND,
-                probe_report=seed.PROBES,
                 host_facts=host.facts,
-                template=TEMPLATE if d in RECORDED or n == each else None,
-                rendering=seed.RENDERING if d in RECORDED or n == each else None,
                 author=ada,
                 reason=f"change {n}",
                 state="live" if n == each else "retired",
@@ -76,6 +73,11 @@ def _generations(ada: Any, count: int) -> list[str]:
                 created_at=start + n * HOUR,
             )
             for n in range(1, each + 1)
+        )
+        GenerationReport.objects.bulk_create(
+            GenerationReport(generation=g, kind=kind, data=data, made_by="bench")
+            for g in generations
+            for kind, data in _reports(whole=d in RECORDED or g.number == each).items()
         )
         parents = dict(zip(generations[1:], generations, strict=False))
         for generation, parent in parents.items():
@@ -130,6 +132,14 @@ def _generations(ada: Any, count: int) -> list[str]:
             uid=f"r-{d}", generation=generations[-1], host=host, port=21000 + d, state="ready"
         )
     return names
+
+
+def _reports(*, whole: bool) -> dict[str, Any]:
+    """What is known of a generation; where it is `whole`, its template too."""
+    from tests.panel import seed
+
+    told = {"command": seed.COMMAND, "probe_report": seed.PROBES}
+    return told | ({"template": TEMPLATE, "rendering": seed.RENDERING} if whole else {})
 
 
 def _build_under_way(ada: Any) -> None:

@@ -30,7 +30,7 @@ from deployments import schemas as s
 from deployments.models import User
 from deployments.queries import storage
 from deployments.queries.engine_log import engine_log
-from mmadmin.core.errors import HTTP_STATUS, MmError
+from mmadmin.core.errors import HTTP_STATUS, MmError, NotFound
 
 log = logging.getLogger(__name__)
 
@@ -187,7 +187,7 @@ def deploy(request: HttpRequest, body: s.DeployIn) -> Any:
     generation = actions.deploy(
         who(request), body.spec_toml, reason=body.reason, activate=body.activate
     )
-    return Status(201, s.GenerationOut.of(generation))
+    return Status(201, generation)
 
 
 @deployments.get("/{name}", response={200: s.DeploymentOut, **ERRORS})
@@ -214,7 +214,18 @@ def history(request: HttpRequest, name: str, page: int = Query(1, ge=1)) -> Any:
 )
 def generation(request: HttpRequest, name: str, number: int) -> Any:
     """One generation with everything that was recorded of it."""
-    return s.GenerationDetailOut.of_row(queries.generation(who(request), name, number))
+    return _generation(request, name, number)
+
+
+@deployments.get(
+    "/{name}/generations/{int:number}/reports/{kind}", response={200: s.ReportOut, **ERRORS}
+)
+def report(request: HttpRequest, name: str, number: int, kind: str) -> Any:
+    """One report of a generation: its probes, its template, what its model says, and so on."""
+    found = queries.reports(who(request), queries.generation(who(request), name, number).generation)
+    if kind not in found:
+        raise NotFound(f"{name}/{number} has no report {kind}", remedy=f"it has {', '.join(found)}")
+    return found[kind]
 
 
 @deployments.get("/{name}/generations/{int:number}/log", response={200: s.EngineLogOut, **ERRORS})
@@ -261,7 +272,7 @@ def activate(request: HttpRequest, name: str, body: s.ActivateIn) -> Any:
     """Make a built generation live."""
     return Status(
         202,
-        s.ActivationOut.of(actions.activate(who(request), name, body.number, reason=body.reason)),
+        actions.activate(who(request), name, body.number, reason=body.reason),
     )
 
 
@@ -270,14 +281,14 @@ def rollback(request: HttpRequest, name: str, body: s.RollbackIn) -> Any:
     """Bring an earlier generation back."""
     return Status(
         202,
-        s.ActivationOut.of(actions.rollback(who(request), name, to=body.to, reason=body.reason)),
+        actions.rollback(who(request), name, to=body.to, reason=body.reason),
     )
 
 
 @deployments.post("/{name}/stop", response={202: s.ActivationOut, **ERRORS})
 def stop(request: HttpRequest, name: str, body: s.ReasonIn) -> Any:
     """Take the live generation down."""
-    return Status(202, s.ActivationOut.of(actions.stop(who(request), name, reason=body.reason)))
+    return Status(202, actions.stop(who(request), name, reason=body.reason))
 
 
 @deployments.post("/{name}/archive", response={200: s.DeploymentOut, **ERRORS})
@@ -293,7 +304,7 @@ def archive(request: HttpRequest, name: str, body: s.SwitchIn) -> Any:
 def pin(request: HttpRequest, name: str, number: int, body: s.PinIn) -> Any:
     """Keep a generation's objects whatever its age, or no longer."""
     actions.pin(who(request), name, number, body.on, reason=body.reason)
-    return s.GenerationDetailOut.of_row(queries.generation(who(request), name, number))
+    return _generation(request, name, number)
 
 
 @deployments.post(
@@ -302,7 +313,7 @@ def pin(request: HttpRequest, name: str, number: int, body: s.PinIn) -> Any:
 def mark(request: HttpRequest, name: str, number: int, body: s.MarkIn) -> Any:
     """Call a generation good or bad, or neither."""
     actions.mark(who(request), name, number, body.mark, reason=body.reason)
-    return s.GenerationDetailOut.of_row(queries.generation(who(request), name, number))
+    return _generation(request, name, number)
 
 
 @deployments.post("/{name}/generations/{int:number}/trial", response={202: s.TrialOut, **ERRORS})
@@ -311,14 +322,14 @@ def begin_trial(request: HttpRequest, name: str, number: int, body: s.TrialIn) -
     trial = actions.begin_trial(
         who(request), name, number, minutes=body.minutes, reason=body.reason
     )
-    return Status(202, s.TrialOut.of(queries.trial(who(request), trial.pk)))
+    return Status(202, queries.trial(who(request), trial.pk))
 
 
 @deployments.post("/{name}/generations/{int:number}/rebuild", response={202: s.BuildOut, **ERRORS})
 def rebuild(request: HttpRequest, name: str, number: int) -> Any:
     """Make a generation's objects again from its own record, to the same hashes."""
     build = actions.rebuild(who(request), name, number)
-    return Status(202, s.BuildOut.of(queries.build(who(request), build.pk)))
+    return Status(202, queries.build(who(request), build.pk))
 
 
 # --- builds and activations
@@ -328,32 +339,19 @@ def rebuild(request: HttpRequest, name: str, number: int) -> Any:
 def plan(request: HttpRequest, body: s.SpecIn) -> Any:
     """Ask what a deploy of this file would build and fetch; look at the build for the answer."""
     build = actions.plan(who(request), body.spec_toml)
-    return Status(202, s.BuildOut.of(queries.build(who(request), build.pk)))
-
-
-@builds.post("/browses", response={202: s.BrowseOut, **ERRORS})
-def start_browse(request: HttpRequest, body: s.BrowseIn) -> Any:
-    """Look into a hub repository: its models, and whether each fits; look again for the answer."""
-    job = actions.browse(who(request), body.repo, revision=body.revision, options=body.options)
-    return Status(202, s.BrowseOut.of(job))
-
-
-@builds.get("/browses/{int:browse_id}", response={200: s.BrowseOut, **ERRORS})
-def get_browse(request: HttpRequest, browse_id: int) -> Any:
-    """One look into a hub repository."""
-    return s.BrowseOut.of(queries.browse(who(request), browse_id))
+    return Status(202, queries.build(who(request), build.pk))
 
 
 @builds.get("/builds", response={200: s.PageOut[s.BuildBrief], **ERRORS})
 def list_builds(request: HttpRequest, deployment: str = "", page: int = Query(1, ge=1)) -> Any:
     """Builds, newest first."""
-    return _page(queries.builds(who(request), name=deployment, page=page), s.BuildBrief.of)
+    return _page(queries.builds(who(request), name=deployment, page=page))
 
 
 @builds.get("/builds/{int:build_id}", response={200: s.BuildOut, **ERRORS})
 def get_build(request: HttpRequest, build_id: int) -> Any:
     """One build with its steps."""
-    return s.BuildOut.of(queries.build(who(request), build_id))
+    return queries.build(who(request), build_id)
 
 
 @builds.get("/builds/{int:build_id}/log", response={200: list[s.LogOut], **ERRORS})
@@ -366,33 +364,33 @@ def build_log(
     """A build's log after chunk `after`, oldest first; of one step, or of all."""
     queries.build(who(request), build_id)
     which = {"step_id": step} if step else {"build_id": build_id}
-    return [s.LogOut.of(row) for row in queries.build_log(who(request), after_id=after, **which)]
+    return queries.build_log(who(request), after_id=after, **which)
 
 
 @builds.post("/builds/{int:build_id}/cancel", response={202: s.BuildOut, **ERRORS})
 def cancel_build(request: HttpRequest, build_id: int) -> Any:
     """Cancel a build."""
     actions.cancel_build(who(request), build_id)
-    return Status(202, s.BuildOut.of(queries.build(who(request), build_id)))
+    return Status(202, queries.build(who(request), build_id))
 
 
 @builds.post("/builds/{int:build_id}/retry", response={202: s.BuildOut, **ERRORS})
 def retry_build(request: HttpRequest, build_id: int) -> Any:
     """Build a failed generation again; answers with the new build."""
     again = actions.retry_build(who(request), build_id)
-    return Status(202, s.BuildOut.of(queries.build(who(request), again.pk)))
+    return Status(202, queries.build(who(request), again.pk))
 
 
 @activations.get("", response={200: s.PageOut[s.ActivationOut], **ERRORS})
 def list_activations(request: HttpRequest, deployment: str = "", page: int = Query(1, ge=1)) -> Any:
     """Activations, newest first."""
-    return _page(queries.activations(who(request), name=deployment, page=page), s.ActivationOut.of)
+    return _page(queries.activations(who(request), name=deployment, page=page))
 
 
 @activations.get("/{int:activation_id}", response={200: s.ActivationOut, **ERRORS})
 def get_activation(request: HttpRequest, activation_id: int) -> Any:
     """One activation."""
-    return s.ActivationOut.of(queries.activation(who(request), activation_id))
+    return queries.activation(who(request), activation_id)
 
 
 @activations.get("/{int:activation_id}/log", response={200: list[s.LogOut], **ERRORS})
@@ -401,34 +399,33 @@ def activation_log(
 ) -> Any:
     """An activation's log after chunk `after`, oldest first."""
     queries.activation(who(request), activation_id)
-    rows = queries.build_log(who(request), activation_id=activation_id, after_id=after)
-    return [s.LogOut.of(row) for row in rows]
+    return queries.build_log(who(request), activation_id=activation_id, after_id=after)
 
 
 @activations.post("/{int:activation_id}/cancel", response={202: s.ActivationOut, **ERRORS})
 def cancel_activation(request: HttpRequest, activation_id: int) -> Any:
     """Cancel an activation; what was live before stays or comes back."""
     actions.cancel_activation(who(request), activation_id)
-    return Status(202, s.ActivationOut.of(queries.activation(who(request), activation_id)))
+    return Status(202, queries.activation(who(request), activation_id))
 
 
 @trials.get("", response={200: s.PageOut[s.TrialOut], **ERRORS})
 def list_trials(request: HttpRequest, deployment: str = "", page: int = Query(1, ge=1)) -> Any:
     """Trials, newest first."""
-    return _page(queries.trials(who(request), name=deployment, page=page), s.TrialOut.of)
+    return _page(queries.trials(who(request), name=deployment, page=page))
 
 
 @trials.get("/{int:trial_id}", response={200: s.TrialOut, **ERRORS})
 def get_trial(request: HttpRequest, trial_id: int) -> Any:
     """One trial: whether it answers, and until when."""
-    return s.TrialOut.of(queries.trial(who(request), trial_id))
+    return queries.trial(who(request), trial_id)
 
 
 @trials.post("/{int:trial_id}/end", response={202: s.TrialOut, **ERRORS})
 def end_trial(request: HttpRequest, trial_id: int) -> Any:
     """End a trial before its time."""
     actions.end_trial(who(request), trial_id)
-    return Status(202, s.TrialOut.of(queries.trial(who(request), trial_id)))
+    return Status(202, queries.trial(who(request), trial_id))
 
 
 # --- keys
@@ -469,7 +466,7 @@ def get_key(request: HttpRequest, key_id: str) -> Any:
 def key_events(request: HttpRequest, key_id: str) -> Any:
     """Who did what to a key."""
     queries.key(who(request), key_id)
-    return [s.AuditOut.of(row) for row in queries.key_events(who(request), key_id)]
+    return queries.key_events(who(request), key_id)
 
 
 @keys.patch("/{key_id}", response={200: s.KeyOut, **ERRORS})
@@ -500,6 +497,12 @@ def rotate_key(request: HttpRequest, key_id: str, body: s.RotateIn) -> Any:
     return Status(
         201, s.NewKeyOut.of_new(*actions.rotate_key(who(request), key_id, overlap=overlap))
     )
+
+
+def _generation(request: HttpRequest, name: str, number: int) -> s.GenerationDetailOut:
+    row = queries.generation(who(request), name, number)
+    reports = queries.reports(who(request), row.generation)
+    return s.GenerationDetailOut.of_detail(row, reports.values())
 
 
 def _key(request: HttpRequest, key_id: str) -> s.KeyOut:
@@ -603,31 +606,45 @@ def store(request: HttpRequest) -> Any:
 @rest.get("/hosts", response={200: list[s.HostOut], **ERRORS})
 def hosts(request: HttpRequest) -> Any:
     """The hosts."""
-    return [s.HostOut.of(row) for row in queries.hosts(who(request))]
+    return queries.hosts(who(request))
 
 
-@rest.post("/hosts/{name}/care", response={202: s.CareOut, **ERRORS})
-def start_care(request: HttpRequest, name: str, body: s.CareIn) -> Any:
-    """Have a host's worker collect or verify its store, or go through the doctor's checks."""
-    return Status(202, s.CareOut.of(actions.care(who(request), body.kind, host=name)))
+@rest.get("/hosts/{name}/tasks", response={200: list[s.TaskOut], **ERRORS})
+def list_tasks(request: HttpRequest, name: str) -> Any:
+    """The newest task of each kind on a host, hub searches left out."""
+    queries.host(who(request), name)
+    return list(queries.host_tasks(who(request), host=name).values())
 
 
-@rest.get("/cares/{int:care_id}", response={200: s.CareOut, **ERRORS})
-def get_care(request: HttpRequest, care_id: int) -> Any:
-    """How far it is, and what it found."""
-    return s.CareOut.of(queries.care(who(request), care_id))
+@rest.post("/hosts/{name}/tasks", response={202: s.TaskOut, **ERRORS})
+def start_task(request: HttpRequest, name: str, body: s.TaskIn) -> Any:
+    """Have a host's worker search the hub, collect or verify its store, or run the doctor."""
+    return Status(202, actions.start_task(who(request), host=name, **body.dict()))
 
 
-@rest.post("/cares/{int:care_id}/cancel", response={202: s.CareOut, **ERRORS})
-def cancel_care(request: HttpRequest, care_id: int) -> Any:
+@rest.get("/tasks/{int:task_id}", response={200: s.TaskOut, **ERRORS})
+def get_task(request: HttpRequest, task_id: int) -> Any:
+    """How far it is, and what came of it."""
+    return queries.host_task(who(request), task_id)
+
+
+@rest.get("/tasks/{int:task_id}/log", response={200: list[s.LogOut], **ERRORS})
+def task_log(request: HttpRequest, task_id: int, after: int = Query(0, ge=0, le=s.MAX_ID)) -> Any:
+    """A task's log after chunk `after`, oldest first."""
+    queries.host_task(who(request), task_id)
+    return queries.build_log(who(request), task_id=task_id, after_id=after)
+
+
+@rest.post("/tasks/{int:task_id}/cancel", response={202: s.TaskOut, **ERRORS})
+def cancel_task(request: HttpRequest, task_id: int) -> Any:
     """Cancel it: at once when it waits, else at its worker's next step."""
-    return Status(202, s.CareOut.of(actions.cancel_care(who(request), care_id)))
+    return Status(202, actions.cancel_task(who(request), task_id))
 
 
 @rest.get("/alarms", response={200: list[s.AlarmOut], **ERRORS})
 def alarms(request: HttpRequest, deployment: str = "") -> Any:
     """Open alarms."""
-    return [s.AlarmOut.of(row) for row in queries.alarms(who(request), name=deployment)]
+    return queries.alarms(who(request), name=deployment)
 
 
 @rest.get("/audit", response={200: s.PageOut[s.AuditOut], **ERRORS})
@@ -640,7 +657,7 @@ def audit(
 ) -> Any:
     """The audit log, newest first."""
     found = queries.audit(who(request), search=search, verb=verb, who=user, page=page)
-    return _page(found, s.AuditOut.of)
+    return _page(found)
 
 
 @rest.get("/requests", response={200: s.PageOut[s.RequestOut], **ERRORS})
@@ -649,7 +666,7 @@ def list_requests(
 ) -> Any:
     """Finished requests, newest first: of a key, of a deployment, or all."""
     found = queries.usage_events(who(request), key_id=key_id, deployment=deployment, page=page)
-    return _page(found, s.RequestOut.from_orm)
+    return _page(found)
 
 
 @rest.get("/requests/{request_id}", response={200: s.RequestOut, **ERRORS})
@@ -680,10 +697,10 @@ def usage(  # noqa: PLR0917 (query parameters)
     )
 
 
-def _page(found: queries.Page[Any], convert: Any) -> dict[str, Any]:
-    """A page with its rows converted."""
+def _page(found: queries.Page[Any], convert: Any = None) -> dict[str, Any]:
+    """A page; its rows are read by their schema, or converted first."""
     return {
-        "rows": [convert(row) for row in found.rows],
+        "rows": [convert(row) for row in found.rows] if convert else found.rows,
         "page": found.page,
         "pages": found.pages,
         "total": found.total,

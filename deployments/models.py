@@ -7,7 +7,10 @@ Rows of history (transitions, audit events, log chunks, usage) are written once.
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING, Any, ClassVar
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from django.conf import settings
 from django.contrib.auth.models import AbstractUser
@@ -17,10 +20,15 @@ from django.db.models import Q
 from django.utils import timezone
 from django.utils.module_loading import import_string
 
-from mmadmin.core.errors import NotFound
 from mmadmin.core.generations.activation import Walk, may_cancel, resumed
-from mmadmin.core.generations.lifecycle import GenerationState, JobState, waits_words
-from mmadmin.core.generations.trial import END, MINUTES, Phase, Standing, standing
+from mmadmin.core.generations.lifecycle import (
+    ACTIVE_JOB,
+    GenerationState,
+    JobState,
+    may_become,
+    waits_words,
+)
+from mmadmin.core.generations.trial import END, MINUTES, Phase, TrialStatus, status_of
 from mmadmin.core.process_identity import ProcessIdentity
 
 if TYPE_CHECKING:
@@ -84,6 +92,8 @@ class Deployment(models.Model):
     """The gate holds new requests until then (a swap is under way)."""
     auto_rollback = models.BooleanField(default=True)
     keep_generations = models.PositiveIntegerField(default=5)
+    keep_days = models.PositiveIntegerField(default=30)
+    """A generation that was live within this time stays in the store too."""
     archived_at = models.DateTimeField(null=True, blank=True)
     created_by = models.ForeignKey(User, on_delete=models.PROTECT, null=True, related_name="+")
     created_at = models.DateTimeField(default=timezone.now, editable=False)
@@ -123,29 +133,6 @@ class Deployment(models.Model):
             or newest.filter(state=GenerationState.FAILED).first()
         )
 
-    @staticmethod
-    def unknown(name: str) -> NotFound:
-        """The error that there is none of that name."""
-        return NotFound(
-            f"there is no deployment {name}",
-            remedy="see the list of deployments",
-            command="mm status",
-        )
-
-    def no_way_back(self) -> dict[str, str]:
-        """What to say where `rollback_target` finds none: an error's message, remedy, command."""
-        none = f"{self.name} has no earlier generation that was live"
-        if not self.generations.exclude(system="").exclude(pk=self.live_id or 0).exists():
-            return {
-                "message": f"{none}: there is nothing to go back to yet",
-                "remedy": "once another goes live, the one before it can be brought back",
-            }
-        return {
-            "message": f"{none} and is not marked bad",
-            "remedy": "choose another one from its history",
-            "command": f"mm rollback {self.name} --to NUMBER",
-        }
-
 
 class Mark(models.TextChoices):
     """A person's word on a generation."""
@@ -180,22 +167,8 @@ class Generation(models.Model):
     reason = models.TextField(blank=True)
     pinned = models.BooleanField(default=False)
     mark = models.CharField(max_length=8, choices=Mark.choices, blank=True, default=Mark.NONE)
-    probe_report = models.JSONField(null=True, blank=True)
     host_facts = models.JSONField(null=True, blank=True)
     """The host's facts when it was built."""
-    command = models.JSONField(null=True, blank=True)
-    """The engine's argv in a seat that says nothing (port 0), for comparing generations."""
-    template = models.TextField(null=True, blank=True)  # noqa: DJ001 (null = not known)
-    """The text of the chat template that it is served with; empty = the model has none."""
-    rendering = models.JSONField(null=True, blank=True)
-    """What its patches change: `rendering.json` of the patched template; null = it has none."""
-    model_report = models.JSONField(null=True, blank=True)
-    """What the model says about itself: its format's report; null = not known."""
-    renders = models.JSONField(null=True, blank=True)
-    """What its template makes of each conversation of the matrix, in the sandbox:
-    `{name: {"output"} | {"error"}}`; null = not known."""
-    needs = models.JSONField(null=True, blank=True)
-    """The memory that its engine was predicted to hold (`core.fit.placement.Footprint`)."""
     size_bytes = models.BigIntegerField(default=0)
     """Of its closure: every object that it needs at run time."""
     created_at = models.DateTimeField(default=timezone.now, editable=False)
@@ -216,14 +189,10 @@ class Generation(models.Model):
         """`<deployment>/<number>`: the `x-mm-generation` header."""
         return f"{self.deployment.name}/{self.number}"
 
-    @staticmethod
-    def unknown(name: str, number: int) -> NotFound:
-        """The error that the deployment of that name has none of that number."""
-        return NotFound(
-            f"{name} has no generation {number}",
-            remedy="see its history",
-            command=f"mm history {name}",
-        )
+    def report(self, kind: ReportKind) -> Any:
+        """The data of its report of that kind; None = it was not made."""
+        found = self.reports.filter(kind=kind).first()
+        return None if found is None else found.content
 
     @property
     def public_name(self) -> str:
@@ -231,6 +200,64 @@ class Generation(models.Model):
         from mmadmin.core.spec.spec import parse_spec
 
         return parse_spec(self.spec_toml).public_name
+
+
+class ReportKind(models.TextChoices):
+    """What is reported of a generation; also its name in exported histories and bundles."""
+
+    COMMAND = "command"
+    """The engine's argv in a seat that says nothing (port 0), for comparing generations."""
+    TEMPLATE = "template"
+    """The text of the chat template that it is served with; empty = the model has none."""
+    RENDERING = "rendering"
+    """What its patches change: `rendering.json` of the patched template."""
+    RENDERS = "renders"
+    """What its template makes of each conversation of the matrix, in the sandbox:
+    `{name: {"output"} | {"error"}}`."""
+    MODEL = "model_report"
+    """What the model says about itself: the report of its format."""
+    NEEDS = "needs"
+    """The memory that its engine was predicted to hold (`core.fit.placement.Footprint`)."""
+    PROBES = "probe_report"
+    """What its engine showed when it was started (`mmadmin.host.probe`)."""
+
+
+REPORT_FILE = "report.json"
+"""The file of a store object that holds a large report."""
+
+
+class GenerationReport(models.Model):
+    """Something that was found out about a generation, newest of its kind."""
+
+    generation = models.ForeignKey(Generation, on_delete=models.CASCADE, related_name="reports")
+    kind = models.CharField(max_length=32, choices=ReportKind.choices)
+    format = models.PositiveSmallIntegerField(default=1)
+    """Of the data; raised when a kind's data change their shape."""
+    data = models.JSONField(null=True, blank=True)
+    """Null where it is large: then the store has it."""
+    object_name = models.CharField(max_length=255, blank=True)
+    """Of the object in the store of the deployment's host that holds large data."""
+    made_by = models.CharField(max_length=64)
+    """`build 7`, `activation 3`, `import`, …"""
+    at = models.DateTimeField(default=timezone.now)
+
+    class Meta:
+        constraints: ClassVar[list[Any]] = [
+            models.UniqueConstraint(fields=["generation", "kind"], name="one_report_a_kind"),
+        ]
+
+    @property
+    def content(self) -> Any:
+        """Its data; None where they lie in the store of another host, or are gone from it."""
+        if not self.object_name:
+            return self.data
+        from mmadmin.core.store import Store
+
+        path = Store(settings.HOME.store).object_path(self.object_name) / REPORT_FILE
+        try:
+            return json.loads(path.read_bytes())
+        except FileNotFoundError:
+            return None
 
 
 class Transition(models.Model):
@@ -247,12 +274,45 @@ class Transition(models.Model):
         ordering: ClassVar[list[str]] = ["at", "id"]
 
 
+@dataclass(frozen=True, slots=True)
+class Follows:
+    """What becomes of a generation whose job did not succeed."""
+
+    generation_id: int
+    after: GenerationState
+    only_from: tuple[GenerationState, ...]
+    actor_id: int | None = None
+
+
+AnyRow = TypeVar("AnyRow", bound=models.Model)
+
+
+class JobRows(models.QuerySet[AnyRow], Generic[AnyRow]):
+    """Jobs, whose states change by compare-and-set over one table of legal moves."""
+
+    def active(self) -> JobRows[AnyRow]:
+        """Those that have not ended."""
+        return self.filter(state__in=ACTIVE_JOB)
+
+    def move(self, after: JobState, **values: Any) -> int:
+        """Move those of the rows that may become `after`; returns how many did."""
+        return self.filter(state__in=may_become(after)).update(state=after, **values)
+
+
 class Job(models.Model):
     """Work that a host's worker does once: lease + fencing token, capped attempts, cancel.
 
     A worker claims by compare-and-set, extends `lease_expires_at` while it works, and guards each
     write with its `fence`. A sweeper enqueues again what nobody holds.
+
+    What differs between the kinds of jobs are the attributes and methods below, so that lease,
+    recorder, queue and sweeper treat all of them alike.
     """
+
+    noun: ClassVar[str]
+    """What people, pages and the task queue call it."""
+    has_log: ClassVar[bool] = True
+    """Its lines are kept (`LogChunk.<noun>`); else they go to the worker's log."""
 
     state = models.CharField(
         max_length=16, choices=[(s.value, s.value) for s in JobState], default=JobState.QUEUED
@@ -275,12 +335,56 @@ class Job(models.Model):
     started_at = models.DateTimeField(null=True, blank=True)
     ended_at = models.DateTimeField(null=True, blank=True)
 
+    objects = JobRows.as_manager()
+
     class Meta:
         abstract = True
+
+    @property
+    def active(self) -> bool:
+        """True while it waits or works."""
+        return self.state in ACTIVE_JOB
+
+    @property
+    def waits(self) -> bool:
+        """True while it should not be claimed although nobody holds it."""
+        return False
+
+    @property
+    def deployment_name(self) -> str:
+        """The deployment that it is about; empty = none."""
+        return ""
+
+    def cancel(self) -> bool:
+        """Ask for its end: one that waits ends now, one that runs at its worker's next step.
+
+        By compare-and-set; False when it had ended already.
+        """
+        now = timezone.now()
+        row = type(self).objects.filter(pk=self.pk)
+        waiting = row.filter(state=JobState.QUEUED)
+        asked = waiting.move(JobState.CANCELLED, cancel_requested_at=now, ended_at=now) or (
+            row.filter(state=JobState.RUNNING).update(cancel_requested_at=now)
+        )
+        self.refresh_from_db()
+        return bool(asked)
+
+    def note_progress(self, step_id: int, done: int, total: int, unit: str) -> None:
+        """Write how far a step of it is; part of the worker's fenced transaction."""
+        raise NotImplementedError
+
+    def fell_asleep(self) -> None:
+        """It rests now, queued: a request to end it that came in this moment must wake it."""
+
+    def broke_off(self, error: dict[str, Any] | None) -> Sequence[Follows]:  # noqa: ARG002
+        """It ended without success: end the rows that depend on it, say what else follows."""
+        return ()
 
 
 class Build(Job):
     """Locks, plans and realises a generation's system; or only plans (`dry_run`)."""
+
+    noun = "build"
 
     deployment = models.ForeignKey(
         Deployment, on_delete=models.CASCADE, null=True, blank=True, related_name="builds"
@@ -303,6 +407,38 @@ class Build(Job):
             models.Index(fields=["state", "lease_expires_at"], name="build_due"),
         ]
 
+    @property
+    def waits(self) -> bool:
+        """True while other builds take all the places of its host."""
+        return self.crowded_out_by() > 0
+
+    @property
+    def deployment_name(self) -> str:
+        """The deployment that it is about; empty for a plan of one that does not exist yet."""
+        return self.deployment.name if self.deployment else ""
+
+    def note_progress(self, step_id: int, done: int, total: int, unit: str) -> None:
+        """Write how far a step is."""
+        BuildStep.objects.filter(pk=step_id, build=self.pk).update(
+            progress_done=done, progress_total=total, progress_unit=unit[:32]
+        )
+
+    def broke_off(self, error: dict[str, Any] | None) -> Sequence[Follows]:
+        """Its open steps end, and so does the making of its generation."""
+        cancelled = self.state == JobState.CANCELLED
+        begun = Q(state=StepState.RUNNING) | ~Q(waits_for="")
+        BuildStep.objects.filter(begun, build=self).update(
+            state=StepState.CANCELLED if cancelled else StepState.FAILED,
+            waits_for="",
+            error=error,
+            ended_at=timezone.now(),
+        )
+        if self.generation_id is None:
+            return ()
+        unbuilt = (GenerationState.PLANNED, GenerationState.BUILDING)
+        actor_id = self.actor_id if cancelled else None
+        return [Follows(self.generation_id, GenerationState.FAILED, unbuilt, actor_id)]
+
     def crowded_out_by(self) -> int:
         """How many builds take all the places of its host; 0 = one is free for it.
 
@@ -320,38 +456,34 @@ class Build(Job):
         return many if many >= settings.BUILDS_AT_ONCE else 0
 
 
-class Browse(Job):
-    """A look into a repository of the hub: which models it has, and whether they fit here."""
+class TaskKind(models.TextChoices):
+    """What a host's worker does when it is asked to (`deployments.jobs.host_tasks`)."""
 
-    repo = models.CharField(max_length=200)
-    revision = models.CharField(max_length=255, default="main")
-    options = models.JSONField(null=True, blank=True)
-    """The `[serve]` values to judge by; null = sensible ones."""
-    result = models.JSONField(null=True, blank=True)
-    """`mmadmin.host.fit.offers`."""
-    max_attempts = models.PositiveIntegerField(default=2)
-
-    class Meta:
-        ordering: ClassVar[list[str]] = ["-id"]
-
-
-class CareKind(models.TextChoices):
-    """What a host's worker looks after when it is asked to."""
-
-    PREVIEW = "gc-preview"
+    HUB_SEARCH = "hub-search"
+    """Which models a repository of the hub has, and whether they fit here."""
+    STORE_PREVIEW = "store-preview"
     """What a collection of the store would free; frees nothing."""
-    COLLECT = "gc"
-    VERIFY = "verify"
+    STORE_COLLECT = "store-collect"
+    STORE_VERIFY = "store-verify"
     """Every path of every object is as it was sealed."""
-    READ = "verify-contents"
+    STORE_VERIFY_CONTENTS = "store-verify-contents"
     """And every file has its digest: reads all of the store."""
     DOCTOR = "doctor"
+    DESCRIBE = "describe"
+    """The reports of a built generation are made again."""
 
 
-class Care(Job):
-    """Care for a host: its store collected or verified, or the whole installation examined."""
+class HostTask(Job):
+    """A small piece of work on a host: what its kind says, with `params`, leaving a `result`."""
 
-    kind = models.CharField(max_length=16, choices=CareKind.choices)
+    noun = "task"
+
+    kind = models.CharField(max_length=32, choices=TaskKind.choices)
+    generation = models.ForeignKey(
+        "Generation", on_delete=models.CASCADE, null=True, blank=True, related_name="tasks"
+    )
+    """What it is about; null = the host itself."""
+    params = models.JSONField(default=dict, blank=True)
     progress_done = models.BigIntegerField(default=0)
     progress_total = models.BigIntegerField(default=0)
     """Bytes read and to be read; 0 = it does not count."""
@@ -361,20 +493,25 @@ class Care(Job):
     class Meta:
         ordering: ClassVar[list[str]] = ["-id"]
         indexes: ClassVar[list[models.Index]] = [
-            models.Index(fields=["host", "kind", "-id"], name="care_newest"),
+            models.Index(fields=["host", "kind", "-id"], name="host_task_newest"),
         ]
         constraints: ClassVar[list[Any]] = [
             models.UniqueConstraint(
                 fields=["host", "kind"],
-                condition=Q(state__in=[JobState.QUEUED, JobState.RUNNING]),
-                name="one_care_of_a_kind",
+                condition=Q(state__in=ACTIVE_JOB, generation__isnull=True)
+                & ~Q(kind=TaskKind.HUB_SEARCH),
+                name="one_host_task_of_a_kind",
             ),
         ]
 
     @property
-    def active(self) -> bool:
-        """True while it waits or works."""
-        return self.state in {JobState.QUEUED, JobState.RUNNING}
+    def deployment_name(self) -> str:
+        """The deployment that it is about; empty = the host itself."""
+        return self.generation.deployment.name if self.generation else ""
+
+    def note_progress(self, step_id: int, done: int, total: int, unit: str) -> None:  # noqa: ARG002
+        """Write how far it is: it has one step, which counts bytes."""
+        HostTask.objects.filter(pk=self.pk).update(progress_done=done, progress_total=total)
 
 
 class StepState(models.TextChoices):
@@ -428,7 +565,7 @@ class BuildStep(models.Model):
 
 
 class LogChunk(models.Model):
-    """Some lines of a build's, a step's or an activation's log, in order of `id`."""
+    """Some lines of the log of a build, a step, an activation or a host task, in order of `id`."""
 
     build = models.ForeignKey(Build, on_delete=models.CASCADE, null=True, related_name="log")
     """Set for its steps' lines too."""
@@ -436,6 +573,7 @@ class LogChunk(models.Model):
     activation = models.ForeignKey(
         "Activation", on_delete=models.CASCADE, null=True, related_name="log"
     )
+    task = models.ForeignKey(HostTask, on_delete=models.CASCADE, null=True, related_name="log")
     text = models.TextField()
     at = models.DateTimeField(default=timezone.now, editable=False)
 
@@ -453,6 +591,8 @@ class ActivationKind(models.TextChoices):
 
 class Activation(Job):
     """Makes a generation live: preflight → start → probe → flip → drain → retire."""
+
+    noun = "activation"
 
     deployment = models.ForeignKey(Deployment, on_delete=models.CASCADE, related_name="activations")
     target = models.ForeignKey(
@@ -483,13 +623,30 @@ class Activation(Job):
         constraints: ClassVar[list[Any]] = [
             models.UniqueConstraint(
                 fields=["deployment"],
-                condition=Q(state__in=[JobState.QUEUED, JobState.RUNNING]),
+                condition=Q(state__in=ACTIVE_JOB),
                 name="one_activation_a_deployment",
             ),
         ]
         indexes: ClassVar[list[models.Index]] = [
             models.Index(fields=["deployment", "-id"], name="activation_newest"),
         ]
+
+    @property
+    def deployment_name(self) -> str:
+        """The deployment that it is about."""
+        return self.deployment.name
+
+    def broke_off(self, error: dict[str, Any] | None) -> Sequence[Follows]:  # noqa: ARG002
+        """No generation stays half-way; the watch ends engines that nobody wants."""
+        follows = []
+        if self.target_id is not None:
+            begun = (GenerationState.STARTING, GenerationState.PROBING)
+            follows.append(Follows(self.target_id, GenerationState.FAILED, begun))
+        live = Deployment.objects.values_list("live", flat=True).get(pk=self.deployment_id)
+        if self.previous_id is not None and self.previous_id != live:
+            draining = (GenerationState.DRAINING,)
+            follows.append(Follows(self.previous_id, GenerationState.RETIRED, draining))
+        return follows
 
     def walk(self, live: int | None) -> Walk:
         """Where it is on its way, with `live` the deployment's live generation now."""
@@ -516,6 +673,9 @@ class Trial(Job):
     The generation's own state does not change: what runs is a replica that belongs to the trial.
     """
 
+    noun = "trial"
+    has_log = False
+
     deployment = models.ForeignKey(Deployment, on_delete=models.CASCADE, related_name="trials")
     generation = models.ForeignKey(Generation, on_delete=models.CASCADE, related_name="trials")
     minutes = models.PositiveIntegerField(default=MINUTES)
@@ -539,7 +699,7 @@ class Trial(Job):
         constraints: ClassVar[list[Any]] = [
             models.UniqueConstraint(
                 fields=["deployment"],
-                condition=Q(state__in=[JobState.QUEUED, JobState.RUNNING]),
+                condition=Q(state__in=ACTIVE_JOB),
                 name="one_trial_a_deployment",
             ),
         ]
@@ -548,15 +708,27 @@ class Trial(Job):
         return self.generation.uid
 
     @property
-    def standing(self) -> Standing:
+    def status(self) -> TrialStatus:
         """Where it is, for people."""
         phase = Phase(self.phase) if self.phase else None
-        return standing(JobState(self.state), phase, told=self.opened_at is not None)
+        return status_of(JobState(self.state), phase, told=self.opened_at is not None)
 
     @property
-    def active(self) -> bool:
-        """True until its engine has ended."""
-        return self.state in {JobState.QUEUED, JobState.RUNNING}
+    def deployment_name(self) -> str:
+        """The deployment that it is about."""
+        return self.deployment.name
+
+    @property
+    def waits(self) -> bool:
+        """True while it is open and its time is not over."""
+        return self.asleep
+
+    def fell_asleep(self) -> None:
+        """One that a person ended in this moment wakes at once."""
+        ended = Trial.objects.filter(
+            pk=self.pk, state=JobState.QUEUED, cancel_requested_at__isnull=False
+        )
+        ended.update(ends_at=timezone.now())
 
     @property
     def asleep(self) -> bool:
@@ -575,14 +747,11 @@ class Trial(Job):
         row = Trial.objects.filter(pk=self.pk, cancel_requested_at=None)
         asked: dict[str, Any] = {"cancel_requested_at": now, "ending": why}
         not_begun = row.filter(state=JobState.QUEUED, phase="")
-        if not_begun.update(state=JobState.CANCELLED, ended_at=now, **asked):
+        if not_begun.move(JobState.CANCELLED, ended_at=now, **asked):
             told = True
         else:
-            active = row.filter(state__in=[JobState.QUEUED, JobState.RUNNING])
-            told = bool(active.exclude(phase__in=END).update(**asked))
-            Trial.objects.filter(
-                pk=self.pk, state=JobState.QUEUED, cancel_requested_at__isnull=False
-            ).update(ends_at=now)
+            told = bool(row.active().exclude(phase__in=END).update(**asked))
+            self.fell_asleep()
         self.refresh_from_db()
         return told
 
@@ -665,9 +834,12 @@ class Replica(models.Model):
     @property
     def footprint(self) -> Footprint | None:
         """The memory that it was predicted to hold on its GPUs; None = it was not."""
+        return self.footprint_by(self.generation.report(ReportKind.NEEDS))
+
+    def footprint_by(self, needs: Any) -> Footprint | None:
+        """The same, by its generation's report of its needs."""
         from mmadmin.core.fit.placement import footprint_on, footprints_from_json
 
-        needs = self.generation.needs
         return footprint_on(footprints_from_json(needs), self.gpu_indices) if needs else None
 
     @property

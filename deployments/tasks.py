@@ -16,9 +16,8 @@ from deployments.broker.queue import send
 from deployments.jobs import (
     activations,
     books,
-    browses,
     builds,
-    cares,
+    host_tasks,
     hosts,
     keep,
     prune,
@@ -27,7 +26,7 @@ from deployments.jobs import (
     watch,
 )
 from deployments.jobs.recorder import Parent, recording
-from deployments.models import Activation, Browse, Build, Care, Trial
+from deployments.models import Activation, Build, HostTask, Trial
 from mmadmin.core import catalog
 from mmadmin.host.facts import compiler
 
@@ -68,21 +67,12 @@ def run_trial(trial_id: int) -> None:
 
 
 @shared_task
-def run_browse(browse_id: int) -> None:
-    """Look into a hub repository, and record what it offers."""
-    with recording(Browse, browse_id) as recorder:
+def run_task(task_id: int) -> None:
+    """Do a small piece of work on this host, and record what came of it."""
+    with recording(HostTask, task_id) as recorder:
         if recorder is None:
             return
-        browses.run(recorder, machine())
-
-
-@shared_task
-def run_care(care_id: int) -> None:
-    """Collect or verify the host's store, or examine the installation; record what was found."""
-    with recording(Care, care_id) as recorder:
-        if recorder is None:
-            return
-        cares.run(recorder, machine())
+        host_tasks.run(recorder, machine())
 
 
 @shared_task

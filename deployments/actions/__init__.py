@@ -7,9 +7,7 @@ command line cannot differ.
 """
 
 from deployments.actions.acting import acting_from, require
-from deployments.actions.caring import cancel_care, care
 from deployments.actions.deploying import (
-    browse,
     cancel_build,
     deploy,
     import_generation,
@@ -17,6 +15,7 @@ from deployments.actions.deploying import (
     rebuild,
     retry_build,
 )
+from deployments.actions.host_tasks import cancel_task, search_hub, start_task
 from deployments.actions.keeping import archive, configure, mark, pin
 from deployments.actions.keys import (
     edit_key,
@@ -48,11 +47,9 @@ __all__ = [
     "archive",
     "arrive",
     "begin_trial",
-    "browse",
     "cancel_activation",
     "cancel_build",
-    "cancel_care",
-    "care",
+    "cancel_task",
     "configure",
     "create_user",
     "deploy",
@@ -75,9 +72,11 @@ __all__ = [
     "revoke_token",
     "rollback",
     "rotate_key",
+    "search_hub",
     "set_password",
     "set_role",
     "set_user_active",
+    "start_task",
     "stop",
     "suspend_key",
     "token_user",

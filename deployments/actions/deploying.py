@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from django.conf import settings
@@ -11,20 +11,22 @@ from django.db.models import Max
 from django.utils import timezone
 
 from deployments.actions.acting import audit, require
-from deployments.actions.finding import ACTIVE_JOB, generation_of, locked_deployment
+from deployments.actions.lookups import locked_deployment
 from deployments.broker import feed
 from deployments.broker.queue import enqueue_on_commit
 from deployments.models import (
-    Browse,
     Build,
     Deployment,
     Generation,
+    GenerationReport,
     Host,
+    ReportKind,
     Role,
     Transition,
     User,
 )
-from mmadmin.core.errors import Conflict, InvalidInput, InvalidSpec, NotFound
+from deployments.queries.lookups import generation_of
+from mmadmin.core.errors import Conflict, InvalidSpec, NotFound
 from mmadmin.core.generations.lifecycle import GenerationState, JobState
 
 if TYPE_CHECKING:
@@ -73,13 +75,24 @@ def deploy(actor: User, spec_toml: str, *, reason: str, activate: bool = True) -
     return generation
 
 
+OF_A_MACHINE = frozenset({ReportKind.NEEDS, ReportKind.PROBES})
+"""Reports that an import leaves behind: predicted and measured for the machine it came from."""
+
+
 def import_generation(
-    actor: User, *, spec_toml: str, system: str, reason: str, **recorded: Any
+    actor: User,
+    *,
+    spec_toml: str,
+    system: str,
+    reason: str,
+    reports: Mapping[str, Any],
+    **recorded: Any,
 ) -> Generation:
     """Record a generation that was built elsewhere and whose objects are in this host's store.
 
-    `recorded` are fields of `Generation` as they were there: lock, graph, host_facts, command,
-    template, size_bytes. Creates the deployment the first time; activates nothing.
+    `recorded` are fields of `Generation` as they were there: lock, graph, host_facts, size_bytes.
+    `reports` may hold more than reports: those of a known kind that say nothing of the machine
+    are taken over. Creates the deployment the first time; activates nothing.
     """
     from mmadmin.core.spec.spec import parse_spec
 
@@ -99,6 +112,11 @@ def import_generation(
             system=system,
             built_at=timezone.now(),
             **recorded,
+        )
+        GenerationReport.objects.bulk_create(
+            GenerationReport(generation=generation, kind=kind, data=reports[kind], made_by="import")
+            for kind in ReportKind
+            if kind not in OF_A_MACHINE and reports.get(kind) is not None
         )
         Transition.objects.create(
             generation=generation, after=GenerationState.BUILT, actor=actor, reason=reason
@@ -143,6 +161,7 @@ def _deployment_for(actor: User, spec: Spec) -> Deployment:
                     created_by=actor,
                     auto_rollback=spec.activation.auto_rollback,
                     keep_generations=spec.keep.generations,
+                    keep_days=spec.keep.days,
                 )
         except IntegrityError as error:
             raise Conflict(
@@ -164,8 +183,15 @@ def _deployment_for(actor: User, spec: Spec) -> Deployment:
     deployment.description = spec.description
     deployment.auto_rollback = spec.activation.auto_rollback
     deployment.keep_generations = spec.keep.generations
+    deployment.keep_days = spec.keep.days
     deployment.save(
-        update_fields=["public_name", "description", "auto_rollback", "keep_generations"]
+        update_fields=[
+            "public_name",
+            "description",
+            "auto_rollback",
+            "keep_generations",
+            "keep_days",
+        ]
     )
     return deployment
 
@@ -194,13 +220,8 @@ def _queue_build(actor: User, generation: Generation, *, activate: bool) -> Buil
         activate_after=activate,
     )
     enqueue_on_commit(build)
-    _announce_build(build)
+    feed.announce_job(build)
     return build
-
-
-def _announce_build(build: Build) -> None:
-    name = build.deployment.name if build.deployment else ""
-    transaction.on_commit(lambda: feed.announce("build", build.pk, deployment=name, build=build.pk))
 
 
 def plan(actor: User, spec_toml: str) -> Build:
@@ -219,38 +240,9 @@ def plan(actor: User, spec_toml: str) -> Build:
             actor=actor,
         )
         enqueue_on_commit(build)
-        _announce_build(build)
+        feed.announce_job(build)
         audit(actor, "build.plan", f"deployment:{spec.name}", f"plan of {spec.name}")
     return build
-
-
-REPO = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-
-
-REVISION = re.compile(r"[\w./-]{1,255}")
-
-
-def browse(
-    actor: User, repo: str, *, revision: str = "main", options: dict[str, Any] | None = None
-) -> Browse:
-    """Ask the host's worker what a hub repository offers, and whether it fits."""
-    require(actor, Role.OPERATOR)
-    repo = repo.strip().removeprefix("https://huggingface.co/").strip("/")
-    if not REPO.fullmatch(repo) or len(repo) > 200:  # noqa: PLR2004
-        raise InvalidInput(f"{repo!r} is not a repository", remedy="write owner/name", field="repo")
-    if not REVISION.fullmatch(revision):
-        raise InvalidInput(
-            f"{revision!r} is not a revision",
-            remedy="write a branch, a tag or a commit",
-            field="revision",
-        )
-    with transaction.atomic():
-        host = Host.objects.get_or_create(name=settings.HOST_NAME)[0]
-        job = Browse.objects.create(
-            repo=repo, revision=revision, options=options, host=host, actor=actor
-        )
-        enqueue_on_commit(job)
-    return job
 
 
 def retry_build(actor: User, build_id: int) -> Build:
@@ -260,7 +252,7 @@ def retry_build(actor: User, build_id: int) -> Build:
         build = _build(build_id)
         if build.generation is None:
             raise Conflict("a dry run is not repeated", remedy="ask for a new plan")
-        if build.generation.builds.filter(state__in=ACTIVE_JOB).exists():
+        if build.generation.builds.active().exists():
             raise Conflict(f"{build.generation.uid} is being built already")
         if build.generation.state != GenerationState.FAILED or build.generation.system:
             raise Conflict(
@@ -291,7 +283,7 @@ def rebuild(actor: User, name: str, number: int) -> Build:
                 remedy="build it again on its build's page, or deploy its file again",
                 command="mm deploy FILE",
             )
-        if generation.builds.filter(state__in=ACTIVE_JOB).exists():
+        if generation.builds.active().exists():
             raise Conflict(f"{generation.uid} is being built already")
         build = _queue_build(actor, generation, activate=False)
         audit(
@@ -309,20 +301,13 @@ def cancel_build(actor: User, build_id: int) -> Build:
     require(actor, Role.OPERATOR)
     with transaction.atomic():
         build = _build(build_id)
-        now = timezone.now()
-        waiting = Build.objects.filter(pk=build.pk, state=JobState.QUEUED).update(
-            state=JobState.CANCELLED, cancel_requested_at=now, ended_at=now
-        )
-        if waiting and build.generation is not None:
-            _fail_unbuilt(actor, build.generation, "the build was cancelled before it began")
-        elif not waiting and not Build.objects.filter(pk=build.pk, state=JobState.RUNNING).update(
-            cancel_requested_at=now
-        ):
+        if not build.cancel():
             raise Conflict(f"build {build.pk} has ended already ({build.state})")
+        if build.state == JobState.CANCELLED and build.generation is not None:
+            _fail_unbuilt(actor, build.generation, "the build was cancelled before it began")
         uid = build.generation.uid if build.generation else ""
         audit(actor, "build.cancel", f"generation:{uid}", f"cancel of build {build.pk}")
-        _announce_build(build)
-    build.refresh_from_db()
+        feed.announce_job(build)
     return build
 
 

@@ -8,12 +8,7 @@ from django.db import transaction
 from django.utils import timezone
 
 from deployments.actions.acting import audit, require
-from deployments.actions.finding import (
-    ACTIVE_JOB,
-    deployment_named,
-    generation_of,
-    locked_deployment,
-)
+from deployments.actions.lookups import locked_deployment
 from deployments.broker import feed
 from deployments.models import (
     Deployment,
@@ -22,6 +17,7 @@ from deployments.models import (
     Role,
     User,
 )
+from deployments.queries.lookups import deployment_named, generation_of
 from mmadmin.core.errors import Conflict, InvalidInput
 
 
@@ -89,9 +85,9 @@ def archive(actor: User, name: str, *, on: bool = True) -> Deployment:
         deployment = locked_deployment(name)
         busy = (
             deployment.live_id is not None
-            or deployment.activations.filter(state__in=ACTIVE_JOB).exists()
-            or deployment.builds.filter(state__in=ACTIVE_JOB).exists()
-            or deployment.trials.filter(state__in=ACTIVE_JOB).exists()
+            or deployment.activations.active().exists()
+            or deployment.builds.active().exists()
+            or deployment.trials.active().exists()
         )
         if on and busy:
             raise Conflict(f"{name} is in use", remedy="stop it and let its jobs end first")
@@ -110,17 +106,21 @@ def configure(
     *,
     auto_rollback: bool | None = None,
     keep_generations: int | None = None,
+    keep_days: int | None = None,
     description: str | None = None,
 ) -> Deployment:
-    """Change what is not part of a generation: auto-rollback, how many to keep, description."""
+    """Change what is not part of a generation: auto-rollback, what is kept, description."""
     require(actor, Role.OPERATOR)
     if keep_generations is not None and not 1 <= keep_generations <= 1000:  # noqa: PLR2004
         raise InvalidInput("keep_generations is out of range", remedy="use 1 to 1000")
+    if keep_days is not None and not 0 <= keep_days <= 3650:  # noqa: PLR2004
+        raise InvalidInput("keep_days is out of range", remedy="use 0 to 3650")
     changes = {
         field: value
         for field, value in {
             "auto_rollback": auto_rollback,
             "keep_generations": keep_generations,
+            "keep_days": keep_days,
             "description": description,
         }.items()
         if value is not None

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from django.db import IntegrityError, transaction
-from django.utils import timezone
 
 from deployments.actions.acting import audit, require
-from deployments.actions.finding import generation_of, locked_deployment, unbuilt
+from deployments.actions.lookups import locked_deployment, unbuilt
 from deployments.broker import feed
 from deployments.broker.queue import enqueue_on_commit
 from deployments.models import (
@@ -17,6 +16,7 @@ from deployments.models import (
     Role,
     User,
 )
+from deployments.queries.lookups import generation_of, no_rollback_target
 from mmadmin.core.errors import Conflict, InvalidInput, NotFound
 from mmadmin.core.generations.lifecycle import GenerationState, JobState
 
@@ -41,7 +41,7 @@ def rollback(actor: User, name: str, *, to: int | None = None, reason: str) -> A
         deployment = locked_deployment(name)
         target = generation_of(deployment, to) if to is not None else deployment.rollback_target()
         if target is None:
-            raise Conflict(**deployment.no_way_back())
+            raise Conflict(**no_rollback_target(deployment))
         return _queue_activation(actor, deployment, target, ActivationKind.ROLLBACK, reason)
 
 
@@ -88,7 +88,7 @@ def _queue_activation(
             remedy="wait for it or cancel it",
         ) from error
     enqueue_on_commit(activation)
-    _announce_activation(activation)
+    feed.announce_job(activation)
     what = target.uid if target else deployment.name
     audit(
         actor,
@@ -116,15 +116,6 @@ def _too_late(activation: Activation) -> Conflict:
     )
 
 
-def _announce_activation(activation: Activation) -> None:
-    name = activation.deployment.name
-    transaction.on_commit(
-        lambda: feed.announce(
-            "activation", activation.pk, deployment=name, activation=activation.pk
-        )
-    )
-
-
 def cancel_activation(actor: User, activation_id: int) -> Activation:
     """Cancel an activation; what was live before stays or comes back.
 
@@ -141,12 +132,7 @@ def cancel_activation(actor: User, activation_id: int) -> Activation:
             raise NotFound(f"there is no activation {activation_id}")
         if activation.state == JobState.RUNNING and not activation.may_be_cancelled:
             raise _too_late(activation)
-        now = timezone.now()
-        if not Activation.objects.filter(pk=activation.pk, state=JobState.QUEUED).update(
-            state=JobState.CANCELLED, cancel_requested_at=now, ended_at=now
-        ) and not Activation.objects.filter(pk=activation.pk, state=JobState.RUNNING).update(
-            cancel_requested_at=now
-        ):
+        if not activation.cancel():
             raise Conflict(f"activation {activation.pk} has ended already ({activation.state})")
         name = activation.deployment.name
         audit(
@@ -155,6 +141,5 @@ def cancel_activation(actor: User, activation_id: int) -> Activation:
             f"deployment:{name}",
             f"cancel of activation {activation.pk} of {name}",
         )
-        _announce_activation(activation)
-    activation.refresh_from_db()
+        feed.announce_job(activation)
     return activation

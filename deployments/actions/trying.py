@@ -5,10 +5,11 @@ from __future__ import annotations
 from django.db import IntegrityError, transaction
 
 from deployments.actions.acting import audit, require
-from deployments.actions.finding import ACTIVE_JOB, generation_of, locked_deployment, unbuilt
+from deployments.actions.lookups import locked_deployment, unbuilt
 from deployments.broker import feed
 from deployments.broker.queue import enqueue_on_commit
 from deployments.models import Deployment, Generation, Role, Trial, User
+from deployments.queries.lookups import generation_of
 from mmadmin.core.errors import Conflict, InvalidInput, NotFound
 from mmadmin.core.generations.trial import MINUTES, MOST_MINUTES
 
@@ -44,7 +45,7 @@ def begin_trial(
                 f"{name} has a generation on trial already", remedy="end that trial first"
             ) from error
         enqueue_on_commit(trial)
-        _announce(trial)
+        feed.announce_job(trial)
         summary = f"trial of {generation.uid} for {minutes} min"
         audit(
             actor,
@@ -71,7 +72,7 @@ def _refuse(deployment: Deployment, generation: Generation) -> None:
         )
     if deployment.live_id == generation.pk:
         raise Conflict(f"{uid} is live already", remedy="try another generation")
-    if deployment.activations.filter(state__in=ACTIVE_JOB).exists():
+    if deployment.activations.active().exists():
         raise Conflict(
             f"{name} is in the middle of an activation", remedy="wait for it or cancel it"
         )
@@ -106,10 +107,5 @@ def end_trial(actor: User, trial_id: int) -> Trial:
             )
             if trial.active:
                 enqueue_on_commit(trial)
-            _announce(trial)
+            feed.announce_job(trial)
     return trial
-
-
-def _announce(trial: Trial) -> None:
-    name = trial.deployment.name
-    transaction.on_commit(lambda: feed.announce("trial", trial.pk, deployment=name))

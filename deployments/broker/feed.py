@@ -15,6 +15,7 @@ import os
 import re
 import tempfile
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from datetime import datetime
 from functools import lru_cache
@@ -28,9 +29,9 @@ from django.utils import timezone
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from deployments.models import ClientKey, Deployment, Publication, Replica, ReplicaState
+from deployments.models import ClientKey, Deployment, Job, Publication, Replica, ReplicaState
 from mmadmin.core.errors import MmError
-from mmadmin.core.generations.lifecycle import JobState
+from mmadmin.core.generations.lifecycle import ACTIVE_JOB
 from mmadmin.core.generations.trial import Phase
 from mmadmin.core.home import Home
 from mmadmin.core.snapshot import (
@@ -94,19 +95,21 @@ def announce(
     row_id: int | str,
     *,
     deployment: str = "",
-    build: int | None = None,
-    activation: int | None = None,
+    of_job: Mapping[str, int] | None = None,
 ) -> None:
-    """Tell open pages that something changed. Best effort: pages also refresh by themselves."""
-    event = {
-        "kind": kind,
-        "id": row_id,
-        "deployment": deployment,
-        "build": build,
-        "activation": activation,
-    }
+    """Tell open pages that something changed: of which deployment, in which job's log.
+
+    Best effort: pages also refresh on a timer.
+    """
+    event = {"kind": kind, "id": row_id, "deployment": deployment, **(of_job or {})}
     with suppress(redis.RedisError):
         client().publish(EVENTS_CHANNEL, json.dumps(event))
+
+
+def announce_job(job: Job) -> None:
+    """Tell open pages, once it is committed, that a job changed."""
+    deployment, noun, pk = job.deployment_name, job.noun, job.pk
+    transaction.on_commit(lambda: announce(noun, pk, deployment=deployment, of_job={noun: pk}))
 
 
 def announce_revoked(key_id: str) -> None:
@@ -169,7 +172,7 @@ def _trials() -> dict[str, Route]:
     ready = Replica.objects.filter(
         state=ReplicaState.READY,
         trial__phase=Phase.OPEN,
-        trial__state__in=[JobState.QUEUED, JobState.RUNNING],
+        trial__state__in=ACTIVE_JOB,
     )
     found: dict[str, Route] = {}
     for replica in ready.select_related("generation__deployment", "trial").order_by("uid"):

@@ -20,8 +20,10 @@ from typing import Any
 from django.db import InterfaceError, OperationalError
 from django.utils import timezone
 
+from deployments.broker import feed
 from deployments.jobs import gates, lease, states, trials
-from deployments.jobs.engines import Engines, Hands, launch_of
+from deployments.jobs.engines import Engines, launch_of
+from deployments.jobs.host import EngineHost
 from deployments.jobs.recorder import Ended, Recorder
 from deployments.models import (
     Activation,
@@ -30,6 +32,7 @@ from deployments.models import (
     Generation,
     Replica,
     ReplicaState,
+    ReportKind,
     Transition,
 )
 from mmadmin.core.errors import (
@@ -64,16 +67,16 @@ FORWARD_ATTEMPTS = 3
 """A walk that lost its worker so often before the flip goes back."""
 
 
-def walk(recorder: Recorder[Activation], hands: Hands) -> None:
+def walk(recorder: Recorder[Activation], machine: EngineHost) -> None:
     """Go through the phases that are left. Raises what the activation failed of, once undone."""
-    Walker(recorder, hands).run()
+    Walker(recorder, machine).run()
 
 
 class Walker(Engines):
     """One attempt at an activation."""
 
-    def __init__(self, recorder: Recorder[Activation], hands: Hands) -> None:
-        super().__init__(recorder, hands)
+    def __init__(self, recorder: Recorder[Activation], machine: EngineHost) -> None:
+        super().__init__(recorder, machine)
         self.activation = Activation.objects.select_related(
             "deployment__host", "target__deployment", "previous__deployment", "host"
         ).get(pk=recorder.job.pk)
@@ -151,7 +154,7 @@ class Walker(Engines):
         """True when the old generation's engine could take requests again."""
         old = self._old()
         try:
-            runs = any(self.hands.process(replica) for replica in self._replicas(old))
+            runs = any(self.machine.process(replica) for replica in self._replicas(old))
         except Unreachable:
             return False
         return runs and not self._has_fallen(old)
@@ -167,7 +170,7 @@ class Walker(Engines):
         else:
             log.error("activation %s", self.activation.pk, exc_info=error)
             as_json = states.bug(error)
-        self.recorder.log(f"failed: {states.words(as_json)}")
+        self.recorder.log(f"failed: {states.message(as_json)}")
         back = turn_back(walk)
         lease.write(self.activation, undoing=True, error=as_json, phase=back.phase)
         return back
@@ -186,7 +189,7 @@ class Walker(Engines):
                 phases[-1]["ended"] = now
             phases.append({"phase": phase.value, "started": now, "ended": None})
         lease.write(self.activation, phase=phase.value, phases=phases)
-        lease.announce(self.activation)
+        feed.announce_job(self.activation)
         self.recorder.log(f"--- {phase.value}: {WORDS[phase]}")
 
     # --- phases
@@ -195,11 +198,11 @@ class Walker(Engines):
         """Look whether all is there and whether there is room: overlap or swap."""
         target = self._target()
         self._check_name(target)
-        self.hands.preflight(target)
+        self.machine.preflight(target)
         old = self.activation.previous
         running = self._replicas(old) if old is not None else []
-        trials.tidy(self.activation, self.hands)
-        if trials.take_over(self.activation, self.hands):
+        trials.tidy(self.activation, self.machine)
+        if trials.take_over(self.activation, self.machine):
             room = Beside("overlap", "its engine runs already: it was on trial")
         else:
             room = self._make_room(target, running[0] if running else None)
@@ -215,14 +218,14 @@ class Walker(Engines):
         """
         own, others = trials.engines(self.activation)
         room, needed = make_room(
-            lambda gone: self.hands.beside(target, running, [*own, *gone]),
+            lambda gone: self.machine.beside(target, running, [*own, *gone]),
             others,
             wanted=self._options().mode,
         )
         self._choose(target, room, has_previous=running is not None)
-        trials.settle(self.activation, self.recorder, self.hands)
-        trials.give_memory(needed, self.activation, self.recorder, self.hands)
-        return self.hands.beside(target, running) if own or needed else room
+        trials.settle(self.activation, self.recorder, self.machine)
+        trials.give_memory(needed, self.activation, self.recorder, self.machine)
+        return self.machine.beside(target, running) if own or needed else room
 
     def _choose(self, target: Generation, room: Beside, *, has_previous: bool) -> Mode:
         """Overlap or swap. Raises `DoesNotFit` or `Conflict` when neither can be."""
@@ -320,8 +323,8 @@ class Walker(Engines):
     def _stop(self) -> None:
         """The old generation's engines end."""
         if self.activation.target is None:
-            trials.settle(self.activation, self.recorder, self.hands)
-            trials.tidy(self.activation, self.hands)
+            trials.settle(self.activation, self.recorder, self.machine)
+            trials.tidy(self.activation, self.machine)
         if self.activation.previous is not None:
             self._stop_replicas(self.activation.previous)
 
@@ -346,10 +349,10 @@ class Walker(Engines):
         target = self._target()
         try:
             replica = self._replica_of(target)
-            report = self.hands.ask_rest(
+            report = self.machine.ask_rest(
                 replica,
-                launch_of(replica, self.hands),
-                target.probe_report or {},
+                launch_of(replica, self.machine),
+                target.report(ReportKind.PROBES) or {},
                 may_generate=lambda: self._has_room(replica),
                 on_progress=self.recorder.log,
             )
@@ -401,7 +404,7 @@ class Walker(Engines):
                 after,
                 only_from=(*started, *not_begun),
                 actor_id=self.activation.actor_id,
-                reason=states.words(error),
+                reason=states.message(error),
             )
 
     def _restart(self) -> None:
@@ -491,4 +494,5 @@ class Walker(Engines):
         return {"activation": self.activation}
 
     def _parent_report(self) -> Mapping[str, Any] | None:
-        return self.activation.previous.probe_report if self.activation.previous else None
+        old = self.activation.previous
+        return old.report(ReportKind.PROBES) if old is not None else None

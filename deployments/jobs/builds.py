@@ -2,22 +2,22 @@
 
 Each part leaves its result in the record before the next begins, and the store keeps every
 finished step, so a build that is killed anywhere goes on where it was when it is claimed again.
-Effects on the machine go through `Hands`.
+Effects on the machine go through `host.BuildHost`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from django.db import IntegrityError, transaction
 from django.utils import timezone
 
 from deployments.broker import feed
 from deployments.broker.queue import enqueue_on_commit
-from deployments.jobs import lease, states
+from deployments.jobs import lease, reports, states
+from deployments.jobs.host import BuildHost, Description
 from deployments.jobs.recorder import Recorder
 from deployments.models import (
     Activation,
@@ -32,7 +32,6 @@ from deployments.models import (
 from mmadmin.core.build.builder import GoalRoot, StepTools, realise
 from mmadmin.core.build.derivation import Derivation, graph_from_json, graph_to_json, topological
 from mmadmin.core.build.planner import Plan, plan
-from mmadmin.core.build.recipe import Recipe
 from mmadmin.core.errors import (
     Cancelled,
     DigestMismatch,
@@ -40,91 +39,18 @@ from mmadmin.core.errors import (
     MmError,
     SourceUnavailable,
 )
-from mmadmin.core.fit.facts import HostFacts
 from mmadmin.core.generations.history_file import only_the_same
-from mmadmin.core.generations.lifecycle import GenerationState, waits_words
+from mmadmin.core.generations.lifecycle import GenerationState, JobState, waits_words
 from mmadmin.core.spec.lock import Lock, lock_as_json, lock_from_json
 from mmadmin.core.spec.spec import Spec, parse_spec
 from mmadmin.core.store import Staging, Store, StoreObject
-from mmadmin.core.store.substitute import Substituter
 
 STATE_OF_ACTION = {"cached": StepState.CACHED}
 FAILED = (GenerationState.FAILED,)
 NOT_NEEDED = "not needed: its inputs came out as before"
 
 
-@dataclass(frozen=True, slots=True)
-class Description:
-    """What is recorded of a system once it is built."""
-
-    command: Sequence[str]
-    """The engine's argv, in a seat with port 0."""
-    template: str | None
-    """The text of the template that it is served with; empty = it has none, None = not known."""
-    size_bytes: int
-    """Of the closure."""
-    rendering: Any = None
-    """What the template's patches change, conversation by conversation; None = it has none."""
-    needs: Any = None
-    """The memory that its engine will hold here; None = it cannot be predicted."""
-    model_report: Any = None
-    """What the model says about itself; None = not known."""
-    renders: Any = None
-    """What the template makes of each conversation; None = not known."""
-
-
-class Hands(Protocol):
-    """What a build does to the machine."""
-
-    def store(self) -> Store:
-        """The store of this machine."""
-        ...
-
-    def resolve(self, spec: Spec, previous: Lock | None, log: Callable[[str], None]) -> Lock:
-        """Pin the spec's moving parts; asks the network, keeps what the previous lock pinned."""
-        ...
-
-    def facts(self) -> HostFacts:
-        """What this machine is."""
-        ...
-
-    def goal(self, spec: Spec, lock: Lock, facts: HostFacts) -> Derivation:
-        """The system's derivation (`core.spec.assemble`)."""
-        ...
-
-    def recipe(self, kind: str) -> Recipe:
-        """The recipe of a kind (`core.catalog`)."""
-        ...
-
-    def forecast(
-        self, spec: Spec, lock: Lock, running: Sequence[Replica]
-    ) -> tuple[Sequence[str], Any] | None:
-        """Whether the model will fit, in words and as data, before it is fetched.
-
-        None where that cannot be told. Raises `DoesNotFit` when it never will.
-        """
-        ...
-
-    def substituter(self, store: Store, log: Callable[[str], None]) -> Substituter | None:
-        """What a build asks before it builds: other hosts' stores; None where none is set up."""
-        ...
-
-    def describe(self, system: str, spec: Spec) -> Description:
-        """What a built system is, for the record."""
-        ...
-
-    def toolbox(
-        self,
-        staging: Staging,
-        log: Callable[[str], None],
-        progress: Callable[[int, int, str], None],
-        cancelled: Callable[[], bool],
-    ) -> StepTools:
-        """The hands of one build step."""
-        ...
-
-
-def run(recorder: Recorder[Build], hands: Hands) -> None:
+def run(recorder: Recorder[Build], machine: BuildHost) -> None:
     """Do the whole build, or what is left of it. Raises what it failed of."""
     build = Build.objects.select_related(
         "generation__deployment__host", "generation__parent", "deployment", "host"
@@ -144,22 +70,22 @@ def run(recorder: Recorder[Build], hands: Hands) -> None:
             )
     spec = parse_spec(build.spec_toml)
     recorder.phase("locking")
-    lock = _lock(recorder, hands, spec)
+    lock = _lock(recorder, machine, spec)
     recorder.phase("planning")
-    facts = hands.facts()
+    facts = machine.facts()
     again = generation is not None and bool(generation.system)
     if generation is not None and again:
         goal = graph_from_json(generation.graph)  # what it was made of, whatever the host is now
     else:
-        goal = hands.goal(spec, lock, facts)
-    store = hands.store()
-    planned = plan(goal, store, hands.recipe, hands.substituter(store, recorder.log))
+        goal = machine.goal(spec, lock, facts)
+    store = machine.store()
+    planned = plan(goal, store, machine.recipe, machine.substituter(store, recorder.log))
     as_json = planned.as_json() | {
         "disk_free_bytes": store.free_bytes(),
         "disk_usable_bytes": store.usable_bytes(),
     }
     if any(step.action == "fetch" for step in planned.steps):
-        as_json["fit"] = _forecast(recorder, hands, spec, lock)
+        as_json["fit"] = _forecast(recorder, machine, spec, lock)
     with lease.fenced(build):
         Build.objects.filter(pk=build.pk).update(plan=as_json)
         _write_steps(build, goal, planned)
@@ -167,16 +93,16 @@ def run(recorder: Recorder[Build], hands: Hands) -> None:
             Generation.objects.filter(pk=generation.pk).update(
                 graph=graph_to_json(goal), host_facts=facts.as_json()
             )
-    lease.announce(build)
+    feed.announce_job(build)
     if generation is not None:
         recorder.phase("building")
         if again:
             with only_the_same():
-                system = _realise(recorder, hands, goal, store, generation)
+                system = _realise(recorder, machine, goal, store, generation)
             _compare(generation, system)
             return
-        system = _realise(recorder, hands, goal, store, generation)
-        _finish(recorder, generation, system, hands.describe(system, spec))
+        system = _realise(recorder, machine, goal, store, generation)
+        _finish(recorder, generation, system, machine.describe(system, spec), store)
 
 
 def _compare(generation: Generation, system: str) -> None:
@@ -190,11 +116,11 @@ def _compare(generation: Generation, system: str) -> None:
         )
 
 
-def _forecast(recorder: Recorder[Build], hands: Hands, spec: Spec, lock: Lock) -> Any:
+def _forecast(recorder: Recorder[Build], machine: BuildHost, spec: Spec, lock: Lock) -> Any:
     """Speak before the download: what fits where; None where it cannot be told."""
     running = Replica.objects.filter(host=recorder.job.host, state=ReplicaState.READY)
     try:
-        told = hands.forecast(spec, lock, list(running.select_related("generation__deployment")))
+        told = machine.forecast(spec, lock, list(running.select_related("generation__deployment")))
     except SourceUnavailable as error:
         recorder.log(f"whether it fits cannot be told now: {error}")
         return None
@@ -205,14 +131,14 @@ def _forecast(recorder: Recorder[Build], hands: Hands, spec: Spec, lock: Lock) -
     return told[1]
 
 
-def _lock(recorder: Recorder[Build], hands: Hands, spec: Spec) -> Lock:
+def _lock(recorder: Recorder[Build], machine: BuildHost, spec: Spec) -> Lock:
     """The generation's lock, made once; a dry run's is thrown away."""
     generation = recorder.job.generation
     if generation is not None and generation.lock is not None:
         return lock_from_json(generation.lock)
     before = generation.parent if generation else _newest(recorder.job)
     previous = lock_from_json(before.lock) if before is not None and before.lock else None
-    lock = hands.resolve(spec, previous, recorder.log)
+    lock = machine.resolve(spec, previous, recorder.log)
     if generation is not None:
         with lease.fenced(recorder.job):
             Generation.objects.filter(pk=generation.pk, lock__isnull=True).update(
@@ -255,7 +181,11 @@ def _write_steps(build: Build, goal: Derivation, planned: Plan) -> None:
 
 
 def _realise(
-    recorder: Recorder[Build], hands: Hands, goal: Derivation, store: Store, generation: Generation
+    recorder: Recorder[Build],
+    machine: BuildHost,
+    goal: Derivation,
+    store: Store,
+    generation: Generation,
 ) -> str:
     """Build what is missing; returns the name of the system object."""
     observer = StepRecorder(recorder, store)
@@ -269,7 +199,7 @@ def _realise(
             log_file.write(line + "\n")
             recorder.log(line, step_id)
 
-        return hands.toolbox(
+        return machine.toolbox(
             staging,
             log,
             lambda done, total, unit: recorder.progress(step_id, done, total, unit),
@@ -283,9 +213,9 @@ def _realise(
             tools_for,
             observer,
             root=GoalRoot("generation", generation.uid, f"generation {generation.uid}"),
-            recipe_of=hands.recipe,
+            recipe_of=machine.recipe,
             host=recorder.job.host.name,
-            substituter=hands.substituter(store, recorder.log),
+            substituter=machine.substituter(store, recorder.log),
             owner=f"build {recorder.job.pk} of {generation.uid}",
         )
     except LeaseLost:
@@ -340,8 +270,8 @@ class StepRecorder:
         with lease.fenced(self.recorder.job):
             BuildStep.objects.filter(pk=step.pk).update(**values)
         build = self.recorder.job
-        name = build.deployment.name if build.deployment else ""
-        feed.announce("step", step.pk, deployment=name, build=build.pk)
+        of_job = {build.noun: build.pk}
+        feed.announce("step", step.pk, deployment=build.deployment_name, of_job=of_job)
 
     def step_started(self, derivation: Derivation, why: str) -> None:
         """The step is being built or fetched."""
@@ -422,11 +352,16 @@ class StepRecorder:
 
 
 def _finish(
-    recorder: Recorder[Build], generation: Generation, system: str, described: Description
+    recorder: Recorder[Build],
+    generation: Generation,
+    system: str,
+    described: Description,
+    store: Store,
 ) -> None:
     """The generation is built; it goes live when that was asked for."""
     build = recorder.job
     recorder.flush()
+    reports.write(generation, described.reports, build, store)
     queued = True
     with lease.fenced(build):
         BuildStep.objects.filter(build=build, state=StepState.WAITING).update(
@@ -437,12 +372,6 @@ def _finish(
             GenerationState.BUILT,
             actor_id=build.actor_id,
             system=system,
-            command=list(described.command),
-            template=described.template,
-            rendering=described.rendering,
-            needs=described.needs,
-            model_report=described.model_report,
-            renders=described.renders,
             size_bytes=described.size_bytes,
             built_at=timezone.now(),
         )
@@ -473,11 +402,11 @@ def _activate(build: Build, generation: Generation) -> bool:
     except IntegrityError:
         return False
     enqueue_on_commit(activation)
-    lease.announce(activation)
+    feed.announce_job(activation)
     return True
 
 
 def next_build(host_id: int, exclude: Sequence[int] = ()) -> Build | None:
     """The build that has waited longest for a slot on the host."""
-    waiting = Build.objects.filter(host=host_id, state="queued").exclude(pk__in=exclude)
+    waiting = Build.objects.filter(host=host_id, state=JobState.QUEUED).exclude(pk__in=exclude)
     return waiting.select_related("host", "deployment").order_by("pk").first()

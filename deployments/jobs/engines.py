@@ -1,32 +1,31 @@
 """Engines as jobs see them: a seat for a generation, a process in it, its proof, its end.
 
-Activations and trials start their engines with the same hands. A replica's row comes before its
+Activations and trials start their engines with the same machine. A replica's row comes before its
 process and ends after it, so that no engine runs that the records do not know. Each step looks at
 what is already so before it acts, and may be done again after a crash.
 
-Effects go through `Hands`, so that all of this is tested without an engine.
+Effects go through `host.EngineHost`, so that all of this is tested without an engine.
 """
 
 from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from django.conf import settings
 from django.db import IntegrityError
 from django.utils import timezone
 
 from deployments.broker import feed
-from deployments.jobs import gates, lease
+from deployments.jobs import gates, lease, reports
+from deployments.jobs.host import EngineHost
 from deployments.jobs.recorder import Recorder
-from deployments.models import Generation, Host, Replica, ReplicaState, Trial
-from mmadmin.core.build.recipe import Json
+from deployments.models import Generation, Host, Replica, ReplicaState, ReportKind, Trial
 from mmadmin.core.engines.protocol import LaunchSpec, Seat
 from mmadmin.core.engines.stored_launch import launch_as_json, launch_from_json
 from mmadmin.core.errors import Conflict, ProbeFailed, Unreachable
-from mmadmin.core.fit.placement import Beside
 from mmadmin.core.process_identity import ProcessIdentity
 from mmadmin.core.spec.spec import ActivationSpec, parse_spec
 
@@ -43,87 +42,15 @@ ACTIVE_REPLICA = (
 )
 
 
-class Hands(Protocol):
-    """What jobs do to engines. Every method may be called again after a crash."""
-
-    def preflight(self, generation: Generation) -> None:
-        """Raise unless the generation's closure is intact and its engine could start here."""
-        ...
-
-    def beside(
-        self, generation: Generation, running: Replica | None, gone: Sequence[Replica] = ()
-    ) -> Beside:
-        """Whether there is memory for it now, beside or instead of what runs.
-
-        It is looked at as if the engines of `gone` had ended.
-        """
-        ...
-
-    def gpus(self, generation: Generation) -> list[dict[str, Json]] | None:
-        """The GPUs that it starts on now, each `{"index", "uuid"}`; None = the machine has none."""
-        ...
-
-    def launch(self, generation: Generation, seat: Seat) -> LaunchSpec:
-        """The command that starts a replica in that seat."""
-        ...
-
-    def port_is_free(self, port: int) -> bool:
-        """True when nothing listens on the port of this machine."""
-        ...
-
-    def start(self, replica: Replica, launch: LaunchSpec) -> None:
-        """Put the engine under the supervisor, unless it runs already."""
-        ...
-
-    def prove(
-        self,
-        replica: Replica,
-        launch: LaunchSpec,
-        *,
-        wanted: ActivationSpec | None,
-        deadline_s: int,
-        parent_report: Mapping[str, Any] | None,
-        brief: bool,
-        on_progress: Callable[[str], None],
-        check: Callable[[], None],
-    ) -> Mapping[str, Any]:
-        """Wait until the engine has proved itself; returns the probe report.
-
-        Without `wanted` only that it is the right one and answers: it has shown the rest before.
-        A `brief` report lacks the rows that decide nothing.
-        """
-        ...
-
-    def ask_rest(
-        self,
-        replica: Replica,
-        launch: LaunchSpec,
-        report: Mapping[str, Any],
-        *,
-        may_generate: Callable[[], bool],
-        on_progress: Callable[[str], None],
-    ) -> Mapping[str, Any]:
-        """The report with the rows that it lacks, asked of the engine while it serves."""
-        ...
-
-    def process(self, replica: Replica) -> ProcessIdentity | None:
-        """The running engine's process."""
-        ...
-
-    def stop(self, replica: Replica) -> None:
-        """End the engine's whole group; returns when port and memory are free."""
-        ...
-
-
 class Engines:
     """The engines of one job: the walks of activations and trials are made of these steps."""
 
     trial: Trial | None = None
     """Whose engines these are: of this trial, or of none."""
 
-    def __init__(self, recorder: Recorder[Any], hands: Hands) -> None:
+    def __init__(self, recorder: Recorder[Any], machine: EngineHost) -> None:
         self.recorder = recorder
-        self.hands = hands
+        self.machine = machine
 
     def _belongs_to(self) -> dict[str, Any]:
         """The fields of a new replica that say which job started it."""
@@ -168,12 +95,12 @@ class Engines:
         replica = found[0] if found else self._seat(generation)
         gpus = "".join(f", GPU {index}" for index in replica.gpu_indices or ())
         self.recorder.log(f"{replica.uid} on port {replica.port}{gpus}")
-        self.hands.start(replica, launch_of(replica, self.hands))
+        self.machine.start(replica, launch_of(replica, self.machine))
 
     def _seat(self, generation: Generation) -> Replica:
         """A replica row with a port and GPUs: the database decides between two that want them."""
         host = self.recorder.job.host
-        for port in ports(host, self.hands.port_is_free):
+        for port in ports(host, self.machine.port_is_free):
             try:
                 with lease.fenced(self.recorder.job):
                     # two that start at once must see each other's GPUs
@@ -183,7 +110,7 @@ class Engines:
                         generation=generation,
                         host=host,
                         port=port,
-                        devices=self.hands.gpus(generation),
+                        devices=self.machine.gpus(generation),
                         **self._belongs_to(),
                     )
             except IntegrityError:
@@ -197,7 +124,9 @@ class Engines:
     def _show(self, generation: Generation, *, brief: bool = False) -> None:
         """The engine shows that it is what it should be; what it showed once is not asked again."""
         replica = self._replica_of(generation)
-        if (generation.probe_report or {}).get("ok"):  # it does not change: what it showed holds
+        if (generation.report(ReportKind.PROBES) or {}).get(
+            "ok"
+        ):  # it does not change: what it showed holds
             self._prove(replica, generation, wanted=None)
             return
         wanted = parse_spec(generation.spec_toml).activation
@@ -210,9 +139,8 @@ class Engines:
         self._keep_report(generation, report)
 
     def _keep_report(self, generation: Generation, report: Mapping[str, Any]) -> None:
-        with lease.fenced(self.recorder.job):
-            Generation.objects.filter(pk=generation.pk).update(probe_report=report)
-        generation.probe_report = dict(report)
+        made = {ReportKind.PROBES: dict(report)}
+        reports.write(generation, made, self.recorder.job, self.machine.store())
 
     def _prove(
         self,
@@ -222,12 +150,12 @@ class Engines:
         wanted: ActivationSpec | None,
         brief: bool = False,
     ) -> Mapping[str, Any]:
-        launch = launch_of(replica, self.hands)
+        launch = launch_of(replica, self.machine)
         Replica.objects.filter(pk=replica.pk, state=ReplicaState.STARTING).update(
             state=ReplicaState.PROBING
         )
         try:
-            report = self.hands.prove(
+            report = self.machine.prove(
                 replica,
                 launch,
                 wanted=wanted,
@@ -238,7 +166,7 @@ class Engines:
                 check=self.recorder.check,
             )
         finally:
-            process = self.hands.process(replica)
+            process = self.machine.process(replica)
             if process is not None:
                 note_process(replica, process)
         with lease.fenced(self.recorder.job):
@@ -247,7 +175,7 @@ class Engines:
 
     def _load_deadline_s(self, generation: Generation) -> int:
         wanted = parse_spec(generation.spec_toml).activation.load_deadline_s
-        return wanted or self.hands.launch(generation, Seat("127.0.0.1", 1)).load_deadline_s
+        return wanted or self.machine.launch(generation, Seat("127.0.0.1", 1)).load_deadline_s
 
     def _publish(self) -> None:
         """Tell the gates what is so now, and wait a moment until all of them know."""
@@ -258,7 +186,7 @@ class Engines:
 
     def _stop_replicas(self, generation: Generation) -> None:
         for replica in self._replicas(generation):
-            self.hands.stop(replica)
+            self.machine.stop(replica)
             with lease.fenced(self.recorder.job):
                 Replica.objects.filter(pk=replica.pk).update(
                     state=ReplicaState.STOPPED, stopped_at=timezone.now(), pid=None
@@ -301,19 +229,11 @@ def seat_of(replica: Replica) -> Seat:
     )
 
 
-class Launches(Protocol):
-    """What plans launches."""
-
-    def launch(self, generation: Generation, seat: Seat) -> LaunchSpec:
-        """The command that starts a replica in that seat."""
-        ...
-
-
-def launch_of(replica: Replica, launches: Launches) -> LaunchSpec:
+def launch_of(replica: Replica, machine: EngineHost) -> LaunchSpec:
     """What the replica is started with, by its record; recorded now if it has none yet."""
 
     def planned() -> LaunchSpec:
-        return launches.launch(replica.generation, seat_of(replica))
+        return machine.launch(replica.generation, seat_of(replica))
 
     if replica.launch:
         return launch_from_json(replica.launch, planned)

@@ -14,13 +14,12 @@ from django.db.models import Exists, Max, OuterRef, Q, QuerySet
 
 from deployments.models import Generation, Trial
 from mmadmin.core.errors import DiskFull
-from mmadmin.core.generations.lifecycle import GenerationState, JobState
+from mmadmin.core.generations.lifecycle import GenerationState
 from mmadmin.core.generations.retention import Candidate, keep
 from mmadmin.core.store import Store
 from mmadmin.core.store.gc import Collected, collect
 
 ROOT_KIND = "generation"
-ACTIVE_JOB = (JobState.QUEUED, JobState.RUNNING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +84,7 @@ def _candidates(last: int | None) -> list[Candidate]:
         .exclude(system="")
         .annotate(
             left_live_at=Max("transitions__at", filter=Q(transitions__before=GenerationState.LIVE)),
-            on_trial=Exists(Trial.objects.filter(generation=OuterRef("pk"), state__in=ACTIVE_JOB)),
+            on_trial=Exists(Trial.objects.active().filter(generation=OuterRef("pk"))),
         )
         .select_related("deployment")
     )
@@ -99,6 +98,7 @@ def _candidates(last: int | None) -> list[Candidate]:
             last_live_at=row.left_live_at.timestamp() if row.left_live_at else None,
             on_trial=row.on_trial,
             last=row.deployment.keep_generations if last is None else last,
+            days=row.deployment.keep_days,
         )
         for row in rows
     ]

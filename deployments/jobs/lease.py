@@ -19,23 +19,13 @@ from functools import lru_cache
 from typing import Any, TypeVar, cast
 
 from django.db import connection, transaction
-from django.db.models import F, Q
+from django.db.models import F
 from django.db.models.functions import Coalesce
 from django.utils import timezone
 
 from deployments.broker import feed
-from deployments.broker.queue import AnyJob
 from deployments.jobs import states
-from deployments.models import (
-    Activation,
-    Browse,
-    Build,
-    BuildStep,
-    Care,
-    Deployment,
-    StepState,
-    Trial,
-)
+from deployments.models import Job
 from mmadmin.core.errors import LeaseLost, StepFailed
 from mmadmin.core.generations.lifecycle import GenerationState, JobState
 from mmadmin.core.process_identity import ProcessIdentity
@@ -46,7 +36,7 @@ LEASE_S = 20
 """A lease that is not extended ends after this."""
 HEARTBEAT_S = 5
 
-J = TypeVar("J", Build, Activation, Trial, Browse, Care)
+J = TypeVar("J", bound=Job)
 
 KILLED = StepFailed(
     "worker killed (likely out of memory)",
@@ -80,7 +70,7 @@ def is_dead(holder: str) -> bool:
     return not ProcessIdentity(int(pid), int(started), boot).alive
 
 
-def is_free(job: AnyJob) -> bool:
+def is_free(job: Job) -> bool:
     """True when nobody holds the job's lease."""
     if job.state == JobState.QUEUED:
         return True
@@ -90,21 +80,20 @@ def is_free(job: AnyJob) -> bool:
 
 def claim(model: type[J], job_id: int) -> J | None:
     """Take the job, or None: it has ended, someone else holds it, or its attempts are used up."""
-    job = model._default_manager.select_related("host").filter(pk=job_id).first()  # noqa: SLF001
+    job = model.objects.select_related("host").filter(pk=job_id).first()
     if job is None or not is_free(job):
         return None
     if job.attempts >= job.max_attempts:
         end(job, JobState.FAILED, KILLED.as_json())
         return None
-    if isinstance(job, Build) and job.crowded_out_by():
-        return None
-    if isinstance(job, Trial) and job.asleep:
+    if job.waits:
         return None
     now = timezone.now()
-    taken = model._default_manager.filter(  # noqa: SLF001
+    seen = model.objects.filter(
         pk=job.pk, state=job.state, fence=job.fence, lease_expires_at=job.lease_expires_at
-    ).update(
-        state=JobState.RUNNING,
+    )
+    taken = seen.move(
+        JobState.RUNNING,
         fence=job.fence + 1,
         holder=me(),
         attempts=F("attempts") + 1,
@@ -114,51 +103,46 @@ def claim(model: type[J], job_id: int) -> J | None:
     if not taken:
         return None
     job.refresh_from_db()
-    announce(job)
-    return job
+    feed.announce_job(job)
+    return cast("J", job)
 
 
-def extend(job: AnyJob) -> None:
+def extend(job: Job) -> None:
     """Extend the lease from now. Raises `LeaseLost`."""
     kept = _mine(job).update(lease_expires_at=timezone.now() + timedelta(seconds=LEASE_S))
     if not kept:
         raise lost(job)
 
 
-def release(job: AnyJob) -> None:
+def release(job: Job) -> None:
     """Give the job back unfinished: whoever comes next may take it at once."""
     _mine(job).update(lease_expires_at=timezone.now())
 
 
-def sleep(trial: Trial) -> bool:
-    """Let go of an open trial until its time is over: then the sweeper hands it out again.
+def sleep(job: Job) -> bool:
+    """Let go of a job that rests: the sweeper hands it out again once it no longer waits.
 
-    Its attempts begin anew. One that a person ended in this moment wakes at once. False when the
-    lease went to someone else.
+    Its attempts begin anew. False when the lease went to someone else.
     """
-    rests = _mine(trial).update(
-        state=JobState.QUEUED, lease_expires_at=None, holder="", attempts=0, enqueued_at=None
+    rests = _mine(job).move(
+        JobState.QUEUED, lease_expires_at=None, holder="", attempts=0, enqueued_at=None
     )
-    ended = Trial.objects.filter(
-        pk=trial.pk, state=JobState.QUEUED, cancel_requested_at__isnull=False
-    )
-    ended.update(ends_at=timezone.now())
-    announce(trial)
+    job.fell_asleep()
+    feed.announce_job(job)
     return bool(rests)
 
 
-def _mine(job: AnyJob) -> Any:
-    manager = cast("Any", type(job))._default_manager  # noqa: SLF001
-    return manager.filter(pk=job.pk, fence=job.fence, state=JobState.RUNNING)
+def _mine(job: Job) -> Any:
+    return type(job).objects.filter(pk=job.pk, fence=job.fence, state=JobState.RUNNING)
 
 
-def lost(job: AnyJob) -> LeaseLost:
+def lost(job: Job) -> LeaseLost:
     """The error of a worker whose lease went to another one."""
-    return LeaseLost(f"{type(job).__name__.lower()} {job.pk} went to another worker")
+    return LeaseLost(f"{job.noun} {job.pk} went to another worker")
 
 
 @contextmanager
-def fenced(job: AnyJob) -> Iterator[None]:
+def fenced(job: Job) -> Iterator[None]:
     """A transaction that only the lease's holder can commit. Raises `LeaseLost`.
 
     The job's row is written first, so its lock orders this transaction before or after a claim.
@@ -170,7 +154,7 @@ def fenced(job: AnyJob) -> Iterator[None]:
         yield
 
 
-def write(job: AnyJob, **values: Any) -> None:
+def write(job: Job, **values: Any) -> None:
     """Set fields of the job. Raises `LeaseLost`."""
     if not _mine(job).update(**values):
         raise lost(job)
@@ -178,74 +162,21 @@ def write(job: AnyJob, **values: Any) -> None:
         setattr(job, name, value)
 
 
-def end(job: AnyJob, state: JobState, error: dict[str, Any] | None = None) -> bool:
+def end(job: Job, state: JobState, error: dict[str, Any] | None = None) -> bool:
     """End the job, and with it what depends on it; False when someone else moved it meanwhile."""
     now = timezone.now()
-    manager = cast("Any", type(job))._default_manager  # noqa: SLF001
     with transaction.atomic():
-        ended = manager.filter(
-            pk=job.pk, fence=job.fence, state__in=[JobState.QUEUED, JobState.RUNNING]
-        ).update(state=state, error=error, ended_at=now, lease_expires_at=None, holder="")
-        if not ended:
+        held = type(job).objects.filter(pk=job.pk, fence=job.fence)
+        if not held.move(state, error=error, ended_at=now, lease_expires_at=None, holder=""):
             return False
         job.state, job.error, job.ended_at = state, error, now
-        if state != JobState.SUCCEEDED and isinstance(job, Build):
-            _end_build(job, error)
-        if state != JobState.SUCCEEDED and isinstance(job, Activation):
-            _end_activation(job, error)
-    announce(job)
+        for move in job.broke_off(error) if state != JobState.SUCCEEDED else ():
+            states.advance(
+                move.generation_id,
+                move.after,
+                actor_id=move.actor_id,
+                reason=states.message(error) if move.after == GenerationState.FAILED else "",
+                only_from=move.only_from,
+            )
+    feed.announce_job(job)
     return True
-
-
-def _end_build(build: Build, error: dict[str, Any] | None) -> None:
-    """A build that did not succeed: its open steps end, its generation fails in words."""
-    cancelled = build.state == JobState.CANCELLED
-    begun = Q(state=StepState.RUNNING) | ~Q(waits_for="")
-    BuildStep.objects.filter(begun, build=build).update(
-        state=StepState.CANCELLED if cancelled else StepState.FAILED,
-        waits_for="",
-        error=error,
-        ended_at=timezone.now(),
-    )
-    if build.generation_id is not None:
-        states.advance(
-            build.generation_id,
-            GenerationState.FAILED,
-            actor_id=build.actor_id if cancelled else None,
-            reason=states.words(error),
-            only_from=(GenerationState.PLANNED, GenerationState.BUILDING),
-        )
-
-
-def _end_activation(activation: Activation, error: dict[str, Any] | None) -> None:
-    """One that broke off leaves no generation half-way; the watch ends engines nobody wants."""
-    if activation.target_id is not None:
-        states.advance(
-            activation.target_id,
-            GenerationState.FAILED,
-            reason=states.words(error),
-            only_from=(GenerationState.STARTING, GenerationState.PROBING),
-        )
-    live = Deployment.objects.values_list("live", flat=True).get(pk=activation.deployment_id)
-    if activation.previous_id is not None and activation.previous_id != live:
-        states.advance(
-            activation.previous_id,
-            GenerationState.RETIRED,
-            only_from=(GenerationState.DRAINING,),
-        )
-
-
-def announce(job: AnyJob) -> None:
-    """Tell open pages that the job changed, once that is committed."""
-    kind = type(job).__name__.lower()
-    deployment = None if isinstance(job, Browse | Care) else job.deployment
-    name = deployment.name if deployment else ""
-    transaction.on_commit(
-        lambda: feed.announce(
-            kind,
-            job.pk,
-            deployment=name,
-            build=job.pk if isinstance(job, Build) else None,
-            activation=job.pk if isinstance(job, Activation) else None,
-        )
-    )

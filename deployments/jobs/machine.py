@@ -14,8 +14,8 @@ from typing import Any
 
 from django.conf import settings
 
-from deployments.jobs.builds import Description
-from deployments.models import Generation, Replica, ReplicaState
+from deployments.jobs.host import Description
+from deployments.models import Generation, Replica, ReplicaState, ReportKind
 from mmadmin.core import catalog
 from mmadmin.core.access import engine_secret
 from mmadmin.core.build.builder import StepTools
@@ -62,12 +62,11 @@ log = logging.getLogger(__name__)
 
 LOG_LINES = 2000
 """Of an engine's log that are read for what it says about memory."""
-PROOF_S = 60
-"""How long an engine that has loaded may take to show that it is the right one and answers."""
+Reports = Mapping[ReportKind, Any]
 
 
 class Machine:
-    """The hands of builds and of activations on this host."""
+    """The present host, as builds, host tasks, activations, trials and the watch touch it."""
 
     def __init__(self) -> None:
         self.home: Home = settings.HOME
@@ -121,49 +120,16 @@ class Machine:
         """What a built system is, for the record."""
         store = self.store()
         found = read_system(store.object_path(system))
-        launch = catalog.engine(found.engine_kind).launch(found, Seat(host="127.0.0.1", port=0))
         sizes = [store.object(name) for name in store.closure(system)]
-        template, renders = self._template(found)
-        return Description(
-            command=launch.argv,
-            template=template,
-            size_bytes=sum(part.size for part in sizes if part is not None),
-            rendering=rendering_of(found.template) if found.template else None,
-            needs=self._needs(found, spec),
-            model_report=dict(found.facts.metadata) if found.facts else None,
-            renders=renders,
-        )
-
-    def _template(self, system: System) -> tuple[str | None, Mapping[str, Any] | None]:
-        """The template that a system is served with, and what it renders; None = it is not known.
-
-        Empty where the model has none, and nothing is rendered then.
-        """
-        try:
-            text = template_of(system)
-        except InvalidModel:
-            return "", None
-        except MmError as error:
-            log.warning("the template of %s cannot be read: %s", system.alias, error)
-            return None, None
-        try:
-            return text, render_in_child({"template": text})["template"]
-        except MmError as error:
-            log.warning("the template of %s is not rendered: %s", system.alias, error)
-            return text, None
-
-    def _needs(self, system: System, spec: Spec) -> dict[str, Json] | None:
-        """The memory that its engine will hold on this machine; None where it is not known."""
-        facts = self.facts()
-        gpus = [replace(gpu, memory_free_bytes=gpu.memory_total_bytes) for gpu in facts.gpus]
-        facts = replace(facts, gpus=tuple(gpus))  # whatever runs on them now
-        try:
-            wanted = fit.wanted_of_system(system, spec, facts)
-            found = list(seats(wanted, facts, fit.calibration_of(self.home)))
-        except MmError as error:
-            log.warning("the memory of %s is not predicted: %s", system.alias, error)
-            return None
-        return footprints_as_json(found)
+        reports: dict[ReportKind, Any] = {}
+        for kind, make in REPORTS.items():
+            try:
+                data = make(self, found, spec, reports)
+            except MmError as error:  # fails no build
+                log.warning("%s of %s: %s", kind, found.alias, error)
+            else:
+                reports |= {} if data is None else {kind: data}
+        return Description(sum(part.size for part in sizes if part is not None), reports)
 
     def toolbox(
         self,
@@ -172,22 +138,20 @@ class Machine:
         progress: Callable[[int, int, str], None],
         cancelled: Callable[[], bool],
     ) -> StepTools:
-        """The hands of one build step; no step's program may see the secrets."""
+        """What one build step can do to the host; no step's program may see the secrets."""
         config = replace(
             HostConfig.from_env(self.home.store / "downloads", hidden=[self.home.secrets]),
             starting=self._starting,
         )
         return HostToolbox(staging, log, progress, cancelled, config=config)
 
-    # --- browses
+    # --- host tasks
 
     def offers(
-        self, repo: str, revision: str, options: dict[str, Any] | None, running: list[Replica]
+        self, repo: str, revision: str, options: dict[str, Any] | None, running: Sequence[Replica]
     ) -> dict[str, Any]:
         """A repository's models and whether each fits on this host."""
         return dict(fit.offers(Hub.from_env(), repo, revision, [self._view(running)], options))
-
-    # --- care
 
     def examine(self) -> list[dict[str, Any]]:
         """What the doctor finds."""
@@ -416,18 +380,6 @@ class Machine:
         """Raise `Unreachable` unless a tiny completion comes back in time."""
         liveness(launch, self.secret(replica))
 
-    def prove_again(self, replica: Replica, launch: LaunchSpec) -> None:
-        """Raise unless the engine, which has loaded, is the right one and answers."""
-        wait_ready(
-            self.home,
-            replica.uid,
-            launch,
-            self.secret(replica),
-            deadline_s=PROOF_S,
-            on_progress=lambda line: log.info("%s: %s", replica.uid, line),
-            check=lambda: None,
-        )
-
     def loading(self, replica: Replica, launch: LaunchSpec) -> bool:
         """True while the engine loads its model, for as long as that may take."""
         process = self.process(replica)
@@ -438,11 +390,6 @@ class Machine:
     def work(self, replica: Replica, launch: LaunchSpec) -> str | None:
         """A mark of how far the engine's requests are; empty = none is in work, None = not told."""
         return work(launch, self.secret(replica))
-
-    def restart(self, replica: Replica, launch: LaunchSpec) -> None:
-        """End the engine and start it again in its seat."""
-        self.stop(replica)
-        engine_process.start(self.home, replica.uid, launch, self.secret(replica))
 
     def drift(self, replica: Replica, launch: LaunchSpec) -> Mapping[str, str]:
         """What differs between the running engine and its plan: subject → message."""
@@ -458,3 +405,53 @@ class Machine:
         for one in found:
             messages.setdefault(one.what, []).append(one.message)
         return {what: "; ".join(said) for what, said in messages.items()}
+
+
+def _command(_machine: Machine, system: System, _spec: Spec, _made: Reports) -> list[str]:
+    """The engine's argv in a seat that says nothing."""
+    seat = Seat(host="127.0.0.1", port=0)
+    return list(catalog.engine(system.engine_kind).launch(system, seat).argv)
+
+
+def _template(_machine: Machine, system: System, _spec: Spec, _made: Reports) -> str:
+    """The template that it is served with; empty where the model has none."""
+    try:
+        return template_of(system)
+    except InvalidModel:
+        return ""
+
+
+def _renders(_machine: Machine, _system: System, _spec: Spec, made: Reports) -> Any:
+    """What the template makes of each conversation; None = it has no template."""
+    template = made.get(ReportKind.TEMPLATE)
+    return dict(render_in_child({"template": template})["template"]) if template else None
+
+
+def _rendering(_machine: Machine, system: System, _spec: Spec, _made: Reports) -> Any:
+    """What the template's patches change; None = it has none."""
+    return rendering_of(system.template) if system.template else None
+
+
+def _model(_machine: Machine, system: System, _spec: Spec, _made: Reports) -> Any:
+    """What the model says about itself."""
+    return dict(system.facts.metadata) if system.facts else None
+
+
+def _needs(machine: Machine, system: System, spec: Spec, _made: Reports) -> Any:
+    """The memory that its engine will hold on each set of GPUs, whatever runs on them now."""
+    facts = machine.facts()
+    gpus = [replace(gpu, memory_free_bytes=gpu.memory_total_bytes) for gpu in facts.gpus]
+    facts = replace(facts, gpus=tuple(gpus))
+    wanted = fit.wanted_of_system(system, spec, facts)
+    return footprints_as_json(list(seats(wanted, facts, fit.calibration_of(machine.home))))
+
+
+REPORTS: Mapping[ReportKind, Callable[[Machine, System, Spec, Reports], Any]] = {
+    ReportKind.COMMAND: _command,
+    ReportKind.TEMPLATE: _template,
+    ReportKind.RENDERS: _renders,
+    ReportKind.RENDERING: _rendering,
+    ReportKind.MODEL: _model,
+    ReportKind.NEEDS: _needs,
+}
+"""Who makes each report of a built system, in this order; None = there is nothing to report."""

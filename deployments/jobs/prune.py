@@ -11,12 +11,12 @@ from datetime import datetime, timedelta
 from django.db.models import Max
 from django.utils import timezone
 
-from deployments.models import Browse, Build, Care, Session
+from deployments.models import Build, HostTask, Session, TaskKind
 
-BROWSES_KEPT = timedelta(days=7)
+SEARCHES_KEPT = timedelta(days=7)
 """What a repository offered, and whether it fitted then."""
-CARES_KEPT = timedelta(days=30)
-"""Collections, verifications, examinations; the newest of each kind on each host stays."""
+TASKS_KEPT = timedelta(days=30)
+"""Other host tasks; the newest of each kind on each host stays."""
 PLANS_KEPT = timedelta(days=30)
 """Plans that were only shown (dry runs), with their steps and lines."""
 
@@ -24,16 +24,14 @@ PLANS_KEPT = timedelta(days=30)
 def prune(now: datetime | None = None) -> dict[str, int]:
     """Let go what is older than it is useful; how many rows of each. Any number of times."""
     now = now or timezone.now()
-    newest = (
-        Care.objects.order_by()
-        .values("host", "kind")
-        .annotate(newest=Max("id"))
-        .values_list("newest", flat=True)
-    )
+    searches = HostTask.objects.filter(kind=TaskKind.HUB_SEARCH)
+    others = HostTask.objects.exclude(kind=TaskKind.HUB_SEARCH)
+    by_kind = others.order_by().values("host", "kind").annotate(newest=Max("id"))
+    newest = list(by_kind.values_list("newest", flat=True))
     old = {
         "sessions": Session.objects.filter(expire_date__lt=now),
-        "browses": Browse.objects.filter(ended_at__lt=now - BROWSES_KEPT),
-        "cares": Care.objects.filter(ended_at__lt=now - CARES_KEPT).exclude(pk__in=list(newest)),
+        "hub searches": searches.filter(ended_at__lt=now - SEARCHES_KEPT),
+        "host tasks": others.filter(ended_at__lt=now - TASKS_KEPT).exclude(pk__in=newest),
         "plans": Build.objects.filter(dry_run=True, ended_at__lt=now - PLANS_KEPT),
     }
     gone = {}

@@ -1,4 +1,4 @@
-"""A running job's voice: log lines, progress, heartbeat, and the cancel flag.
+"""What a running job reports: log lines, progress, heartbeat, and the cancel flag.
 
 The job's own thread only appends to buffers. One thread a job writes them to the database at most
 `TICK_S` late, extends the lease, and learns whether the job was cancelled or lost. Each of its
@@ -17,9 +17,10 @@ from typing import Any, Generic
 
 from django.db import DatabaseError, InterfaceError, OperationalError, connection
 
+from deployments.broker import feed
 from deployments.jobs import lease, states
 from deployments.jobs.lease import J
-from deployments.models import Activation, Browse, Build, BuildStep, Care, LogChunk, Trial
+from deployments.models import LogChunk
 from mmadmin.core.errors import Cancelled, MmError
 from mmadmin.core.generations.lifecycle import JobState
 
@@ -45,11 +46,7 @@ class Ended(Exception):
 
 
 class Sleeps(Exception):
-    """The trial is open: its job rests until the trial's time is over."""
-
-    def __init__(self, trial: Trial) -> None:
-        super().__init__(str(trial))
-        self.trial = trial
+    """The job rests: its worker lets go of it for a while."""
 
 
 class Parent:
@@ -77,15 +74,15 @@ class Recorder(Generic[J]):
         self._deaf = False
         self._extended = time.monotonic()
         self._thread = threading.Thread(
-            target=self._run, name=f"recorder-{type(job).__name__}-{job.pk}", daemon=True
+            target=self._run, name=f"recorder-{job.noun}-{job.pk}", daemon=True
         )
 
     # --- the job's side
 
     def log(self, line: str, step_id: int | None = None) -> None:
         """Add a line to the step's log, or to the job's own."""
-        if isinstance(self.job, Trial | Browse | Care):
-            log.info("%s %s: %s", type(self.job).__name__, self.job.pk, line)
+        if not self.job.has_log:
+            log.info("%s %s: %s", self.job.noun, self.job.pk, line)
             return
         with self._mutex:
             self._lines.setdefault(step_id, []).append(line)
@@ -119,7 +116,7 @@ class Recorder(Generic[J]):
     def phase(self, name: str) -> None:
         """Say what the job does now."""
         lease.write(self.job, phase=name)
-        lease.announce(self.job)
+        feed.announce_job(self.job)
 
     def ignore_cancel(self) -> None:
         """From here on the job only undoes or finishes: a cancel comes too late."""
@@ -163,12 +160,7 @@ class Recorder(Generic[J]):
             with lease.fenced(self.job):
                 LogChunk.objects.bulk_create(self._chunks(lines))
                 for step_id, (done, total, unit) in progress.items():
-                    if isinstance(self.job, Care):
-                        lease.write(self.job, progress_done=done, progress_total=total)
-                        continue
-                    BuildStep.objects.filter(pk=step_id, build=self.job.pk).update(
-                        progress_done=done, progress_total=total, progress_unit=unit[:32]
-                    )
+                    self.job.note_progress(step_id, done, total, unit)
         except DatabaseError:
             with self._mutex:
                 for key, kept in lines.items():
@@ -176,20 +168,15 @@ class Recorder(Generic[J]):
                 self._progress = progress | self._progress
             raise
         self._extended = time.monotonic()
-        lease.announce(self.job)
+        feed.announce_job(self.job)
 
     def _chunks(self, lines: dict[int | None, list[str]]) -> Iterator[LogChunk]:
-        build = self.job.pk if isinstance(self.job, Build) else None
-        activation = self.job.pk if isinstance(self.job, Activation) else None
+        of_job = {f"{self.job.noun}_id": self.job.pk}
         for step_id, of_step in lines.items():
             text = "".join(f"{line}\n" for line in of_step).replace("\0", "")
             for start in range(0, len(text), CHUNK_CHARACTERS):
-                yield LogChunk(
-                    build_id=build,
-                    step_id=step_id,
-                    activation_id=activation,
-                    text=text[start : start + CHUNK_CHARACTERS],
-                )
+                chunk = text[start : start + CHUNK_CHARACTERS]
+                yield LogChunk(step_id=step_id, text=chunk, **of_job)
 
     def _run(self) -> None:
         try:
@@ -215,14 +202,13 @@ class Recorder(Generic[J]):
         except MmError:
             self._lost.set()
         except DatabaseError as error:
-            log.warning("%s %s: database: %s", type(self.job).__name__, self.job.pk, error)
+            log.warning("%s %s: database: %s", self.job.noun, self.job.pk, error)
             connection.close()
             if time.monotonic() - self._extended > lease.LEASE_S:
                 self._lost.set()
 
     def _cancel_if_asked(self) -> None:
-        manager = type(self.job)._default_manager  # noqa: SLF001
-        asked = manager.filter(
+        asked = type(self.job).objects.filter(
             pk=self.job.pk, fence=self.job.fence, cancel_requested_at__isnull=False
         )
         if not self._deaf and asked.exists():
@@ -242,16 +228,16 @@ def recording(model: type[J], job_id: int) -> Iterator[Recorder[J] | None]:
         return
     recorder = Recorder(job)
     recorder.start()
-    state, error, asleep = JobState.SUCCEEDED, None, None
+    state, error, rests = JobState.SUCCEEDED, None, False
     try:
         yield recorder
-    except Sleeps as rest:
-        asleep = rest.trial
+    except Sleeps:
+        rests = True
     except Cancelled as cancelled:
         state, error = JobState.CANCELLED, cancelled.as_json()
     except (OperationalError, InterfaceError) as gone:
         # nothing can be written now: whoever finds the database again goes on from the record
-        log.warning("%s %s: the database is gone: %s", model.__name__, job_id, gone)
+        log.warning("%s %s: the database is gone: %s", model.noun, job_id, gone)
         connection.close()
         recorder.abandon()
         return
@@ -260,13 +246,13 @@ def recording(model: type[J], job_id: int) -> Iterator[Recorder[J] | None]:
     except MmError as failed:
         state, error = JobState.FAILED, failed.as_json()
     except Exception as bug:
-        log.exception("%s %s", model.__name__, job_id)
+        log.exception("%s %s", model.noun, job_id)
         state, error = JobState.ERRORED, states.bug(bug)
     finally:
         recorder.stop()
     if recorder.is_lost:
-        log.warning("%s %s went to another worker", model.__name__, job_id)
-    elif asleep is not None:
-        lease.sleep(asleep)
+        log.warning("%s %s went to another worker", model.noun, job_id)
+    elif rests:
+        lease.sleep(recorder.job)
     else:
         lease.end(job, state, error)

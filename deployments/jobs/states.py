@@ -52,7 +52,7 @@ def advance(
     return True
 
 
-def words(error: Mapping[str, Any] | None) -> str:
+def message(error: Mapping[str, Any] | None) -> str:
     """An error's message with its remedy, as one line of history."""
     if not error:
         return ""

@@ -11,11 +11,12 @@ from datetime import datetime, timedelta
 from django.db.models import Q
 from django.utils import timezone
 
-from deployments.broker.queue import AnyJob, send
+from deployments.broker.queue import send
 from deployments.jobs import lease
-from deployments.models import Activation, Browse, Build, Care, Trial
+from deployments.models import Activation, Build, HostTask, Job, Trial
 from mmadmin.core.generations.lifecycle import JobState
 
+JOBS: tuple[type[Job], ...] = (Activation, Build, Trial, HostTask)
 UNSENT_AFTER_S = 3
 """An enqueue on commit takes milliseconds: a row still without it by then was never sent."""
 RESEND_AFTER_S = 30
@@ -29,23 +30,19 @@ def sweep() -> int:
     return sum(_attend(job) for job in _due(timezone.now()))
 
 
-def _due(now: datetime) -> Iterator[AnyJob]:
+def _due(now: datetime) -> Iterator[Job]:
     unsent = Q(enqueued_at=None, created_at__lt=now - timedelta(seconds=UNSENT_AFTER_S))
     stale = Q(enqueued_at__lt=now - timedelta(seconds=RESEND_AFTER_S))
     orphaned = Q(enqueued_at=None) | Q(enqueued_at__lt=now - timedelta(seconds=RETAKE_AFTER_S))
     waiting = Q(state=JobState.QUEUED) & (unsent | stale)
     running = Q(state=JobState.RUNNING) & orphaned
     due = waiting | running
-    yield from Activation.objects.filter(due).select_related("host", "deployment")
-    yield from Build.objects.filter(due).select_related("host", "deployment")
-    trials = Trial.objects.filter(due).select_related("host", "deployment")
-    yield from trials.exclude(state=JobState.QUEUED, ends_at__gt=now)  # those sleep
-    yield from Browse.objects.filter(due).select_related("host")
-    yield from Care.objects.filter(due).select_related("host")
+    for kind in JOBS:
+        yield from kind.objects.filter(due).select_related("host")
 
 
-def _attend(job: AnyJob) -> bool:
-    if not lease.is_free(job):
+def _attend(job: Job) -> bool:
+    if not lease.is_free(job) or job.waits:
         return False
     if job.attempts >= job.max_attempts:
         return lease.end(job, JobState.FAILED, lease.KILLED.as_json())

@@ -14,14 +14,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any
 
 from django.db import InterfaceError, OperationalError, transaction
 from django.db.models import F, QuerySet
 from django.utils import timezone
 
+from deployments.broker import feed
 from deployments.jobs import gates, lease, states
-from deployments.jobs.engines import ACTIVE_REPLICA, Engines, Hands, launch_of, seat_of
+from deployments.jobs.engines import ACTIVE_REPLICA, Engines, launch_of, seat_of
+from deployments.jobs.host import EngineHost
 from deployments.jobs.recorder import Ended, Recorder, Sleeps, recording
 from deployments.models import (
     Activation,
@@ -29,16 +31,16 @@ from deployments.models import (
     Generation,
     Replica,
     ReplicaState,
+    ReportKind,
     Trial,
 )
 from mmadmin.core.errors import Cancelled, Conflict, DoesNotFit, LeaseLost, MmError
 from mmadmin.core.fit.placement import Beside
-from mmadmin.core.generations.lifecycle import JobState
-from mmadmin.core.generations.trial import FORWARD, WORDS, Phase, Standing, after, turn_back
+from mmadmin.core.generations.lifecycle import ACTIVE_JOB, JobState
+from mmadmin.core.generations.trial import FORWARD, WORDS, Phase, TrialStatus, after, turn_back
 
 log = logging.getLogger(__name__)
 
-ACTIVE_JOB = (JobState.QUEUED, JobState.RUNNING)
 FORWARD_ATTEMPTS = 3
 """A trial that lost its worker so often before it was open is given up."""
 DRAIN_S = 20
@@ -48,9 +50,9 @@ FAILURES_ALLOWED = 2
 """So many looks in a row must find no process: the supervisor starts it again meanwhile."""
 
 
-def walk(recorder: Recorder[Trial], hands: Hands) -> None:
+def walk(recorder: Recorder[Trial], machine: EngineHost) -> None:
     """Go through the phases that are left. Raises `Sleeps` once it is open."""
-    Walker(recorder, hands).run()
+    Walker(recorder, machine).run()
 
 
 class Walker(Engines):
@@ -58,8 +60,8 @@ class Walker(Engines):
 
     trial: Trial
 
-    def __init__(self, recorder: Recorder[Trial], hands: Hands) -> None:
-        super().__init__(recorder, hands)
+    def __init__(self, recorder: Recorder[Trial], machine: EngineHost) -> None:
+        super().__init__(recorder, machine)
         self.trial = Trial.objects.select_related(
             "deployment__live__deployment", "generation__deployment", "host"
         ).get(pk=recorder.job.pk)
@@ -88,7 +90,7 @@ class Walker(Engines):
                 log.exception("trial %s", self.trial.pk)
                 phase = self._turn_back(states.bug(bug))
             else:
-                raise Sleeps(self.trial)
+                raise Sleeps
         self.recorder.ignore_cancel()
         self._go(phase)
         if self.trial.error is not None:
@@ -108,7 +110,7 @@ class Walker(Engines):
 
     def _turn_back(self, error: dict[str, Any]) -> Phase:
         back = turn_back(Phase(self.trial.phase or Phase.PREFLIGHT))
-        lease.write(self.trial, error=error, ending=states.words(error), phase=back.value)
+        lease.write(self.trial, error=error, ending=states.message(error), phase=back.value)
         return back
 
     def _go(self, start: Phase) -> None:
@@ -116,7 +118,7 @@ class Walker(Engines):
         while phase is not None:
             self.recorder.check()
             lease.write(self.trial, phase=phase.value)
-            lease.announce(self.trial)
+            feed.announce_job(self.trial)
             self.recorder.log(f"{phase.value}: {WORDS[phase]}")
             self._patiently(phase.value, getattr(self, f"_{phase.value}"))
             phase = after(phase)
@@ -131,10 +133,10 @@ class Walker(Engines):
                 f"{self.trial.deployment.name} has no live generation to run beside",
                 remedy=f"activate {self.generation.uid} instead",
             )
-        self.hands.preflight(self.generation)
+        self.machine.preflight(self.generation)
         serving = self._serving()
         own = next((one for one in serving if one.generation_id == live.pk), None)
-        room = self.hands.beside(self.generation, own)
+        room = self.machine.beside(self.generation, own)
         if room.mode != "overlap":
             raise DoesNotFit(
                 f"{self.generation.uid} does not fit beside what runs: {room.message}",
@@ -186,7 +188,7 @@ class Walker(Engines):
 
     def _parent_report(self) -> Mapping[str, Any] | None:
         live = self._live()
-        return live.probe_report if live else None
+        return live.report(ReportKind.PROBES) if live else None
 
     def _live(self) -> Generation | None:
         return self.trial.deployment.live
@@ -206,7 +208,7 @@ class Walker(Engines):
         enough = [
             _called(one)
             for one in others
-            if self.hands.beside(self.generation, one).mode != "refuse"
+            if self.machine.beside(self.generation, one).mode != "refuse"
         ]
         ways = [f"stop {' or '.join(enough)} first"] if enough else []
         if room.mode == "swap":
@@ -221,41 +223,29 @@ def _called(replica: Replica) -> str:
     return str(replica.generation.deployment.name)
 
 
-class Onlooker(Protocol):
-    """What looking at a trial's engine takes."""
-
-    def process(self, replica: Replica) -> object | None:
-        """Its process; None when it does not run."""
-        ...
-
-    def stop(self, replica: Replica) -> None:
-        """End it."""
-        ...
-
-
-def take_over(activation: Activation, hands: Hands) -> bool:
+def take_over(activation: Activation, machine: EngineHost) -> bool:
     """Make the engine of the target's own trial the activation's; True when it is.
 
     It is taken over as long as it is proved and what would be started anyway. Idempotent.
     """
     for trial in _active(deployment=activation.deployment):
-        _take_over(trial, activation, hands)
+        _take_over(trial, activation, machine)
     return Replica.objects.filter(
         activation=activation, generation=activation.target, state=ReplicaState.READY
     ).exists()
 
 
-def settle(activation: Activation, recorder: Recorder[Activation], hands: Hands) -> None:
+def settle(activation: Activation, recorder: Recorder[Activation], machine: EngineHost) -> None:
     """Before a deployment's route changes its trial is over. Idempotent."""
     target = activation.target
     for trial in _active(deployment=activation.deployment):
         why = f"{target.uid} goes live" if target else f"{trial.deployment.name} is stopped"
-        _end_now(trial, recorder, hands, why)
+        _end_now(trial, recorder, machine, why)
 
 
-def tidy(activation: Activation, hands: Hands) -> None:
+def tidy(activation: Activation, machine: EngineHost) -> None:
     """End engines of the deployment whose trial has ended without them."""
-    _end_leftovers(Replica.objects.filter(generation__deployment=activation.deployment), hands)
+    _end_leftovers(Replica.objects.filter(generation__deployment=activation.deployment), machine)
 
 
 def engines(activation: Activation) -> tuple[list[Replica], list[Replica]]:
@@ -275,20 +265,20 @@ def give_memory(
     replicas: Iterable[Replica],
     activation: Activation,
     recorder: Recorder[Activation],
-    hands: Hands,
+    machine: EngineHost,
 ) -> None:
     """End these trials, whose memory the activation needs."""
     target = activation.target
     for trial in _active(replicas__in=list(replicas)):
-        _end_now(trial, recorder, hands, f"{target.uid if target else ''} needs the memory")
+        _end_now(trial, recorder, machine, f"{target.uid if target else ''} needs the memory")
 
 
 def _active(**those: Any) -> QuerySet[Trial]:
-    found = Trial.objects.filter(state__in=ACTIVE_JOB, **those).distinct()
+    found = Trial.objects.active().filter(**those).distinct()
     return found.select_related("deployment", "generation__deployment", "host")
 
 
-def _take_over(trial: Trial, activation: Activation, hands: Hands) -> bool:
+def _take_over(trial: Trial, activation: Activation, machine: EngineHost) -> bool:
     """Make the trial's engine the activation's; False when that is not safe."""
     target = activation.target
     if target is None or trial.generation_id != target.pk or not trial.asleep:
@@ -298,64 +288,64 @@ def _take_over(trial: Trial, activation: Activation, hands: Hands) -> bool:
         .select_related("generation__deployment", "host")
         .first()
     )
-    if replica is None or hands.process(replica) is None:
+    if replica is None or machine.process(replica) is None:
         return False
-    planned, launch = hands.launch(target, seat_of(replica)), launch_of(replica, hands)
+    planned, launch = machine.launch(target, seat_of(replica)), launch_of(replica, machine)
     if [*launch.argv] != [*planned.argv] or dict(launch.env) != dict(planned.env):
         return False
     with lease.fenced(activation):
         sleeps = Trial.objects.filter(pk=trial.pk, state=JobState.QUEUED, fence=trial.fence)
         trial.ending = f"{target.uid} goes live with its engine"
-        if not sleeps.filter(cancel_requested_at=None).update(
-            state=JobState.SUCCEEDED, ended_at=timezone.now(), ending=trial.ending
+        if not sleeps.filter(cancel_requested_at=None).move(
+            JobState.SUCCEEDED, ended_at=timezone.now(), ending=trial.ending
         ):
             return False
         Replica.objects.filter(pk=replica.pk).update(trial=None, activation=activation)
         note_end(trial)
-        lease.announce(trial)
+        feed.announce_job(trial)
     return True
 
 
-def _end_now(trial: Trial, recorder: Recorder[Any], hands: Hands, why: str) -> None:
+def _end_now(trial: Trial, recorder: Recorder[Any], machine: EngineHost, why: str) -> None:
     """End a trial from within another job; returns when its engine has ended."""
     recorder.log(f"the trial of {trial.generation.uid} ends: {why}")
     _ask_to_end(trial, why)
-    while Trial.objects.filter(pk=trial.pk, state__in=ACTIVE_JOB).exists():
+    while Trial.objects.active().filter(pk=trial.pk).exists():
         with recording(Trial, trial.pk) as ours:
             if ours is not None:
-                walk(ours, hands)
+                walk(ours, machine)
         recorder.wait(LOOK_AGAIN_S if ours is None else 0)
-    _end_leftovers(trial.replicas.all(), hands)
+    _end_leftovers(trial.replicas.all(), machine)
 
 
 def _ask_to_end(trial: Trial, why: str) -> None:
     with transaction.atomic():
         if trial.end_soon(why):
             note_end(trial)
-            lease.announce(trial)
+            feed.announce_job(trial)
 
 
-def _end_leftovers(replicas: QuerySet[Replica], hands: Onlooker) -> None:
+def _end_leftovers(replicas: QuerySet[Replica], machine: EngineHost) -> None:
     """End engines whose trial has ended without them."""
     left = replicas.filter(trial__isnull=False, state__in=ACTIVE_REPLICA).exclude(
         trial__state__in=ACTIVE_JOB
     )
     for replica in left.select_related("generation__deployment", "host"):
         log.warning("%s outlived its trial: ending it", replica.uid)
-        hands.stop(replica)
+        machine.stop(replica)
         Replica.objects.filter(pk=replica.pk, state__in=ACTIVE_REPLICA).update(
             state=ReplicaState.STOPPED, stopped_at=timezone.now(), pid=None
         )
 
 
-def look_at(replica: Replica, hands: Onlooker) -> None:
+def look_at(replica: Replica, machine: EngineHost) -> None:
     """The watch's part: an engine without a trial ends, and so does a trial without an engine."""
     trial = replica.trial
     if trial is None:
         return
     if not trial.active:
-        _end_leftovers(Replica.objects.filter(pk=replica.pk), hands)
-    elif trial.standing is Standing.OPEN and hands.process(replica) is None:
+        _end_leftovers(Replica.objects.filter(pk=replica.pk), machine)
+    elif trial.status is TrialStatus.OPEN and machine.process(replica) is None:
         Replica.objects.filter(pk=replica.pk).update(failures=F("failures") + 1)
         if replica.failures + 1 >= FAILURES_ALLOWED:
             _ask_to_end(trial, "its engine has ended")

@@ -21,7 +21,8 @@ import logging
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any, Protocol
+from functools import partial
+from typing import Any
 
 from django.conf import settings
 from django.db import IntegrityError, transaction
@@ -32,6 +33,7 @@ from deployments.broker import feed
 from deployments.broker.queue import enqueue_on_commit
 from deployments.jobs import gates, states, trials
 from deployments.jobs.engines import ACTIVE_REPLICA, launch_of, new_uid, note_process, ports
+from deployments.jobs.host import EngineHost
 from deployments.models import (
     Activation,
     ActivationKind,
@@ -44,7 +46,7 @@ from deployments.models import (
     ReplicaState,
     UsageEvent,
 )
-from mmadmin.core.engines.protocol import LaunchSpec, Seat
+from mmadmin.core.engines.protocol import LaunchSpec
 from mmadmin.core.errors import MmError, ProbeFailed, Unreachable
 from mmadmin.core.generations.lifecycle import GenerationState, JobState
 from mmadmin.core.process_identity import ProcessIdentity
@@ -52,7 +54,6 @@ from mmadmin.core.spec.spec import parse_spec
 
 log = logging.getLogger(__name__)
 
-ACTIVE_JOB = (JobState.QUEUED, JobState.RUNNING)
 QUIET_S = 30
 """Traffic that ended well within this time shows that the engine lives."""
 CHECK_EVERY_S = 30
@@ -65,81 +66,36 @@ FALLS_WITHIN_S = 600
 PAUSE_S = 30
 """After a restart, doubled with each one."""
 PAUSE_MAX_S = 1800
+PROOF_S = 60
+"""How long an engine that has loaded may take to show that it is the right one and answers."""
 LIVENESS = "liveness"
 SILENT = "silent"
 """Instead of a mark, of an engine that does not say how far it is while its clients wait."""
 
 
-class Hands(Protocol):
-    """What the watch does to engines."""
-
-    def process(self, replica: Replica) -> ProcessIdentity | None:
-        """The running engine's process."""
-        ...
-
-    def port_is_free(self, port: int) -> bool:
-        """True when nothing listens on the port of this machine."""
-        ...
-
-    def stop(self, replica: Replica) -> None:
-        """End the engine."""
-        ...
-
-    def launch(self, generation: Generation, seat: Seat) -> LaunchSpec:
-        """The command that a replica in that seat should run."""
-        ...
-
-    def alive(self, replica: Replica, launch: LaunchSpec) -> None:
-        """Raise `Unreachable` unless a tiny completion comes back in time."""
-        ...
-
-    def prove_again(self, replica: Replica, launch: LaunchSpec) -> None:
-        """Raise unless the engine, which has loaded, is the right one and answers."""
-        ...
-
-    def loading(self, replica: Replica, launch: LaunchSpec) -> bool:
-        """True while the engine loads its model, for as long as that may take."""
-        ...
-
-    def work(self, replica: Replica, launch: LaunchSpec) -> str | None:
-        """A mark of how far the engine's requests are; empty = none is in work, None = not told.
-
-        Raises `Unreachable` without an answer.
-        """
-        ...
-
-    def restart(self, replica: Replica, launch: LaunchSpec) -> None:
-        """End the engine and start it again in its seat."""
-        ...
-
-    def drift(self, replica: Replica, launch: LaunchSpec) -> Mapping[str, str]:
-        """What differs between the running engine and its plan: subject → message."""
-        ...
-
-
-def watch(hands: Hands) -> None:
+def watch(machine: EngineHost) -> None:
     """Look at every replica of this host; one that cannot be looked at stops no other."""
     view = gates.look()
     for replica in _idle_deployments():
         try:
             if replica.trial is not None:
-                trials.look_at(replica, hands)
+                trials.look_at(replica, machine)
             elif replica.generation.deployment.live_id != replica.generation_id:
-                _end_leftover(replica, hands)
+                _end_leftover(replica, machine)
             else:
-                _look_at(replica, hands, view)
+                _look_at(replica, machine, view)
         except MmError as error:
             log.warning("%s: %s", replica.uid, error)
-    _seat_the_unserved(hands)
+    _seat_the_unserved(machine)
     _clear_alarms_of_the_gone()
 
 
 def _busy() -> QuerySet[Activation, Any]:
     """Deployments that an activation is working on: their engines are its own business."""
-    return Activation.objects.filter(state__in=ACTIVE_JOB).values("deployment")
+    return Activation.objects.active().values("deployment")
 
 
-def _seat_the_unserved(hands: Hands) -> None:
+def _seat_the_unserved(machine: EngineHost) -> None:
     """A live generation without a replica gets one, which the next look finds not running."""
     seated = Replica.objects.filter(
         generation=OuterRef("live"), state__in=ACTIVE_REPLICA, trial=None
@@ -152,7 +108,7 @@ def _seat_the_unserved(hands: Hands) -> None:
     )
     for deployment in unserved:
         live = deployment.live
-        port = next(ports(deployment.host, hands.port_is_free), None)
+        port = next(ports(deployment.host, machine.port_is_free), None)
         if live is None or port is None:
             continue
         with suppress(IntegrityError), transaction.atomic():  # an activation has just taken it
@@ -171,63 +127,72 @@ def _idle_deployments() -> list[Replica]:
     )
 
 
-def _end_leftover(replica: Replica, hands: Hands) -> None:
+def _end_leftover(replica: Replica, machine: EngineHost) -> None:
     """An engine of a generation that is not live, and that no activation wants."""
     log.warning("%s serves nothing: ending it", replica.uid)
-    hands.stop(replica)
+    machine.stop(replica)
     Replica.objects.filter(pk=replica.pk, state=replica.state).update(
         state=ReplicaState.STOPPED, stopped_at=timezone.now()
     )
 
 
-def _look_at(replica: Replica, hands: Hands, view: gates.GateView | None) -> None:
+def _look_at(replica: Replica, machine: EngineHost, view: gates.GateView | None) -> None:
     if replica.state != ReplicaState.READY:
-        _bring_back(replica, hands)
+        _bring_back(replica, machine)
         return
-    launch = launch_of(replica, hands)
-    process = hands.process(replica)
+    launch = launch_of(replica, machine)
+    process = machine.process(replica)
     fell = replica.process is not None and process != replica.process
     if process != replica.process:
         note_process(replica, process)
     if fell:
-        _fell(replica, process, launch, hands)
+        _fell(replica, process, launch, machine)
         return
-    _note_drift(replica, hands.drift(replica, launch))
+    _note_drift(replica, machine.drift(replica, launch))
     if process is None:
-        _not_alive(replica, launch, hands, "its process does not run")
+        _not_alive(replica, launch, machine, "its process does not run")
         return
-    if hands.loading(replica, launch):
+    if machine.loading(replica, launch):
         return
     clients = None if view is None else view.inflight.get(replica.generation.uid, 0) > 0
     if clients is False:
         _forget_work(replica)
     if not clients and not _is_due(replica):
         return
-    mark = _work(replica, launch, hands, clients=bool(clients))
+    mark = _work(replica, launch, machine, clients=bool(clients))
     if mark:
-        _judge_work(replica, launch, hands, mark)
+        _judge_work(replica, launch, machine, mark)
     elif mark is not None or not clients:  # who has some and does not tell is asked afterwards
-        _ask(replica, launch, hands)
+        _ask(replica, launch, machine)
 
 
-def _bring_back(replica: Replica, hands: Hands) -> None:
+def _bring_back(replica: Replica, machine: EngineHost) -> None:
     """The way back of a failed activation broke off: nothing is routed to the live generation.
 
     Its engine is started until it proves itself; then requests go to it again.
     """
     words = "it could not be brought back when an activation failed; it is tried again and again"
     _raise(replica, AlarmKind.UNHEALTHY, LIVENESS, words)
-    launch = launch_of(replica, hands)
-    process = hands.process(replica)
+    launch = launch_of(replica, machine)
+    process = machine.process(replica)
     if process is None:
-        _not_alive(replica, launch, hands, "its process does not run", goes_back=False)
+        _not_alive(replica, launch, machine, "its process does not run", goes_back=False)
         return
-    if hands.loading(replica, launch):
+    if machine.loading(replica, launch):
         return
     try:
-        hands.prove_again(replica, launch)
+        machine.prove(
+            replica,
+            launch,
+            wanted=None,
+            deadline_s=PROOF_S,
+            parent_report=None,
+            brief=True,
+            on_progress=partial(log.info, "%s: %s", replica.uid),
+            check=lambda: None,
+        )
     except (ProbeFailed, Unreachable) as error:
-        _not_alive(replica, launch, hands, error.message, goes_back=False)
+        _not_alive(replica, launch, machine, error.message, goes_back=False)
         return
     log.warning("%s is back", replica.uid)
     note_process(replica, process)
@@ -245,13 +210,13 @@ def _bring_back(replica: Replica, hands: Hands) -> None:
 
 
 def _fell(
-    replica: Replica, process: ProcessIdentity | None, launch: LaunchSpec, hands: Hands
+    replica: Replica, process: ProcessIdentity | None, launch: LaunchSpec, machine: EngineHost
 ) -> None:
     """Its process ended, and the supervisor has started it again, or is about to."""
     if process is not None and _started_with_us(
         process
     ):  # everything was started anew: that is no fall of its own
-        _not_alive(replica, launch, hands, "its process was started again")
+        _not_alive(replica, launch, machine, "its process was started again")
         return
     now = timezone.now()
     soon = replica.fell_at is not None and now - replica.fell_at < timedelta(seconds=FALLS_WITHIN_S)
@@ -259,7 +224,7 @@ def _fell(
     Replica.objects.filter(pk=replica.pk).update(falls=falls, fell_at=now)
     if falls < FALLS_ALLOWED:
         mended = " and was started again" if process is not None else ""
-        _not_alive(replica, launch, hands, f"its process ended{mended}")
+        _not_alive(replica, launch, machine, f"its process ended{mended}")
         return
     words = f"its process ended {falls} times, each soon after the other"
     Replica.objects.filter(pk=replica.pk).update(failures=1)  # asked at the next look
@@ -273,15 +238,17 @@ def _started_with_us(process: ProcessIdentity) -> bool:
     return process.boot == us.boot and process.started <= us.started
 
 
-def _work(replica: Replica, launch: LaunchSpec, hands: Hands, *, clients: bool) -> str | None:
+def _work(
+    replica: Replica, launch: LaunchSpec, machine: EngineHost, *, clients: bool
+) -> str | None:
     """What the engine has in work; one that is silent although clients wait has moved nothing."""
     try:
-        return hands.work(replica, launch)
+        return machine.work(replica, launch)
     except Unreachable:
         return (replica.work or SILENT) if clients else ""
 
 
-def _judge_work(replica: Replica, launch: LaunchSpec, hands: Hands, mark: str) -> None:
+def _judge_work(replica: Replica, launch: LaunchSpec, machine: EngineHost, mark: str) -> None:
     """Whether anything has moved since the last look, or lately enough.
 
     A verdict counts like any failed check, so that it takes two looks: a clock that jumps convicts
@@ -296,7 +263,7 @@ def _judge_work(replica: Replica, launch: LaunchSpec, hands: Hands, mark: str) -
     stall_s = parse_spec(replica.generation.spec_toml).activation.stall_s
     if stall_s and now - replica.worked_at >= timedelta(seconds=stall_s):
         words = f"nothing of what it has in work has moved for {stall_s} s"
-        _not_alive(replica, launch, hands, words)
+        _not_alive(replica, launch, machine, words)
 
 
 def _forget_work(replica: Replica) -> None:
@@ -306,13 +273,13 @@ def _forget_work(replica: Replica) -> None:
         replica.work, replica.worked_at = "", None
 
 
-def _ask(replica: Replica, launch: LaunchSpec, hands: Hands) -> None:
+def _ask(replica: Replica, launch: LaunchSpec, machine: EngineHost) -> None:
     """A tiny completion."""
     _forget_work(replica)
     try:
-        hands.alive(replica, launch)
+        machine.alive(replica, launch)
     except Unreachable as error:
-        _not_alive(replica, launch, hands, error.message)
+        _not_alive(replica, launch, machine, error.message)
     else:
         _is_alive(replica)
 
@@ -338,7 +305,7 @@ def _is_alive(replica: Replica) -> None:
 
 
 def _not_alive(
-    replica: Replica, launch: LaunchSpec, hands: Hands, words: str, *, goes_back: bool = True
+    replica: Replica, launch: LaunchSpec, machine: EngineHost, words: str, *, goes_back: bool = True
 ) -> None:
     now = timezone.now()
     failures = replica.failures + 1
@@ -360,7 +327,8 @@ def _not_alive(
         worked_at=None,
         pid=None,
     )
-    hands.restart(replica, launch)
+    machine.stop(replica)
+    machine.start(replica, launch)
 
 
 def _go_back(fallen: Generation, words: str) -> bool:
@@ -399,7 +367,7 @@ def _go_back(fallen: Generation, words: str) -> bool:
             enqueue_on_commit(activation)
     except IntegrityError:
         return True  # someone is activating already
-    feed.announce("activation", activation.pk, deployment=deployment.name)
+    feed.announce_job(activation)
     return True
 
 

@@ -14,15 +14,14 @@ from deployments.queries.history import (
     generation_builds,
     history,
     live_spans,
+    reports,
     said,
 )
+from deployments.queries.host_tasks import examinations, host_task, host_tasks
 from deployments.queries.installation import (
     activity,
     alarms,
     audit,
-    care,
-    cares,
-    examinations,
     host,
     hosts,
     sessions,
@@ -32,14 +31,13 @@ from deployments.queries.installation import (
 from deployments.queries.jobs import (
     activation,
     activations,
-    browse,
     build,
     build_log,
     builds,
     warnings,
 )
 from deployments.queries.keys import key, key_events, keys, revoked_by
-from deployments.queries.looking import Page, require
+from deployments.queries.looking import Page, reports_of, require
 from deployments.queries.measuring import MeasuredRow, measured
 from deployments.queries.offering import Entry, catalog
 from deployments.queries.overview import (
@@ -47,6 +45,7 @@ from deployments.queries.overview import (
     deployment,
     deployment_names,
     deployments_overview,
+    measured_memory,
 )
 from deployments.queries.preview import ActivationPreview, preview
 from deployments.queries.trying import trial, trials, trials_just_failed, tryable
@@ -63,13 +62,10 @@ __all__ = [
     "activity",
     "alarms",
     "audit",
-    "browse",
     "budgets",
     "build",
     "build_log",
     "builds",
-    "care",
-    "cares",
     "catalog",
     "deployment",
     "deployment_names",
@@ -82,13 +78,18 @@ __all__ = [
     "generation_builds",
     "history",
     "host",
+    "host_task",
+    "host_tasks",
     "hosts",
     "key",
     "key_events",
     "keys",
     "live_spans",
     "measured",
+    "measured_memory",
     "preview",
+    "reports",
+    "reports_of",
     "request",
     "require",
     "revoked_by",

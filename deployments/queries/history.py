@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -17,22 +17,29 @@ from deployments.models import (
     Build,
     BuildStep,
     Generation,
+    GenerationReport,
+    ReportKind,
     Transition,
     User,
 )
 from deployments.queries.looking import (
     PER_PAGE,
     Page,
-    deployment_named,
     grouped,
     paged,
     recorded,
+    reports_of,
     require,
 )
+from deployments.queries.lookups import deployment_named, no_generation
 from mmadmin.core.generations.lifecycle import GenerationState
 
 if TYPE_CHECKING:
     from mmadmin.core.generations.diff import DiffRow, Side
+
+
+Reports = Mapping[int, Mapping[str, Any]]
+"""Data of reports by the generation's id and by kind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +84,7 @@ def generation(actor: User, name: str, number: int) -> HistoryRow:
         .first()
     )
     if found is None:
-        raise Generation.unknown(name, number)
+        raise no_generation(name, number)
     return _history_rows([found], live_id=of.live_id)[0]
 
 
@@ -88,7 +95,9 @@ def generation_builds(actor: User, of: Generation) -> list[Build]:
     return list(rows.prefetch_related(Prefetch("steps", BuildStep.objects.order_by("position"))))
 
 
-def _history_rows(generations: Sequence[Generation], *, live_id: int | None) -> list[HistoryRow]:
+def _history_rows(
+    generations: Sequence[Generation], *, live_id: int | None, reports: Reports | None = None
+) -> list[HistoryRow]:
     ids = [g.pk for g in generations]
     newest = (
         Build.objects.filter(generation__in=ids)
@@ -106,7 +115,7 @@ def _history_rows(generations: Sequence[Generation], *, live_id: int | None) -> 
         Transition.objects.filter(generation__in=ids).select_related("actor"),
         lambda transition: transition.generation_id,
     )
-    changes = _changes(generations)
+    changes = _changes(generations, reports)
     now = timezone.now()
     rows = []
     for g in generations:
@@ -135,6 +144,12 @@ def live_spans(transitions: Sequence[Transition]) -> list[tuple[datetime, dateti
         elif transition.before == GenerationState.LIVE and spans and spans[-1][1] is None:
             spans[-1] = (spans[-1][0], transition.at)
     return spans
+
+
+def reports(actor: User, of: Generation) -> dict[str, GenerationReport]:
+    """Every report of a generation, by kind, with who made it when."""
+    require(actor)
+    return {row.kind: row for row in of.reports.order_by("kind")}
 
 
 SAID = ("generation.mark", "generation.pin", "generation.unpin")
@@ -170,6 +185,7 @@ def export_history(actor: User, name: str) -> dict[str, Any]:
         lambda build: build.generation_id,
     )
     activations = of.activations.select_related("target", "previous", "actor").order_by("pk").all()
+    found = reports_of((g.pk for g in generations), *ReportKind)
     return {
         "format": HISTORY_FORMAT,
         "exported_at": _iso(timezone.now()),
@@ -181,8 +197,8 @@ def export_history(actor: User, name: str) -> dict[str, Any]:
             "created_at": _iso(of.created_at),
         },
         "generations": [
-            _exported(row, builds[row.generation.pk])
-            for row in _history_rows(generations, live_id=of.live_id)
+            _exported(row, builds[row.generation.pk], found[row.generation.pk])
+            for row in _history_rows(generations, live_id=of.live_id, reports=found)
         ],
         "activations": [
             _exported_job(activation)
@@ -199,7 +215,9 @@ def export_history(actor: User, name: str) -> dict[str, Any]:
     }
 
 
-def _exported(row: HistoryRow, builds: Sequence[Build]) -> dict[str, Any]:
+def _exported(
+    row: HistoryRow, builds: Sequence[Build], reports: Mapping[str, Any]
+) -> dict[str, Any]:
     it = row.generation
     return {
         "number": it.number,
@@ -218,13 +236,7 @@ def _exported(row: HistoryRow, builds: Sequence[Build]) -> dict[str, Any]:
         "system": it.system,
         "size_bytes": it.size_bytes,
         "host_facts": it.host_facts,
-        "command": it.command,
-        "template": it.template,
-        "rendering": it.rendering,
-        "renders": it.renders,
-        "model_report": it.model_report,
-        "needs": it.needs,
-        "probe_report": it.probe_report,
+        **{kind.value: reports.get(kind) for kind in ReportKind},
         "changes": [change.as_json() for change in row.changes],
         "live_spans": [[_iso(start), _iso(end)] for start, end in row.live_spans],
         "transitions": [
@@ -283,7 +295,7 @@ def diff(actor: User, name: str, a: int, b: int) -> list[DiffRow]:
     found = {g.number: g for g in of.generations.filter(number__in=[a, b])}
     for number in (a, b):
         if number not in found:
-            raise Generation.unknown(name, number)
+            raise no_generation(name, number)
     return differences(found[a], found[b])
 
 
@@ -296,43 +308,65 @@ def differences(before: Generation, after: Generation) -> list[DiffRow]:
     A history asks for the same pairs again and again: what was compared is remembered for as long
     as neither generation has changed since.
     """
-    from mmadmin.core.generations.diff import diff as core_diff
-
     known = _known_differences.get(_pair(before, after))
     if known is None:
-        known = core_diff(_side(before), _side(after))
-        _known_differences[_pair(before, after)] = known
-        if len(_known_differences) > KNOWN_DIFFERENCES:
-            _known_differences.popitem(last=False)
+        known = _compared(before, after, reports_of([before.pk, after.pk], *COMPARED))
     return list(known)
 
 
-def _changes(generations: Sequence[Generation]) -> dict[int, list[DiffRow]]:
+def _compared(before: Generation, after: Generation, reports: Reports) -> list[DiffRow]:
+    from mmadmin.core.generations.diff import diff as core_diff
+
+    found = core_diff(_side(before, reports[before.pk]), _side(after, reports[after.pk]))
+    _known_differences[_pair(before, after)] = found
+    if len(_known_differences) > KNOWN_DIFFERENCES:
+        _known_differences.popitem(last=False)
+    return found
+
+
+def _changes(
+    generations: Sequence[Generation], reports: Reports | None
+) -> dict[int, list[DiffRow]]:
     """What differs from each one's parent; what they recorded is read only where it must be."""
     pairs = [(g.parent, g) for g in generations if g.parent is not None]
     unknown = [pair for pair in pairs if _pair(*pair) not in _known_differences]
-    whole = Generation.objects.in_bulk({g.pk for pair in unknown for g in pair})
-    return {g.pk: differences(whole.get(p.pk, p), whole.get(g.pk, g)) for p, g in pairs}
+    ids = {g.pk for pair in unknown for g in pair}
+    whole = Generation.objects.in_bulk(ids)
+    if reports is None:
+        reports = reports_of(ids, *COMPARED) if ids else {}
+    for p, g in unknown:
+        _compared(whole.get(p.pk, p), whole.get(g.pk, g), reports)
+    return {g.pk: differences(p, g) for p, g in pairs}
 
 
 def _pair(before: Generation, after: Generation) -> tuple[object, ...]:
     return (before.pk, before.changed_at, after.pk, after.changed_at)
 
 
-def _side(generation: Generation) -> Side:
+COMPARED = (
+    ReportKind.COMMAND,
+    ReportKind.TEMPLATE,
+    ReportKind.PROBES,
+    ReportKind.MODEL,
+    ReportKind.RENDERS,
+    ReportKind.NEEDS,
+)
+
+
+def _side(generation: Generation, reports: Mapping[str, Any]) -> Side:
     from mmadmin.core.generations.diff import Side
 
     return Side(
         spec_toml=generation.spec_toml,
         lock=generation.lock,
         graph=generation.graph,
-        argv=generation.command,
-        template=generation.template,
-        probes=generation.probe_report,
-        model=generation.model_report,
-        renders=generation.renders,
+        argv=reports.get(ReportKind.COMMAND),
+        template=reports.get(ReportKind.TEMPLATE),
+        probes=reports.get(ReportKind.PROBES),
+        model=reports.get(ReportKind.MODEL),
+        renders=reports.get(ReportKind.RENDERS),
         size_bytes=generation.size_bytes or None,
-        needs=generation.needs,
+        needs=reports.get(ReportKind.NEEDS),
     )
 
 

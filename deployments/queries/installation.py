@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from django.conf import settings
-from django.db.models import Max, Q
+from django.db.models import Q
 from django.utils import timezone
 
 from deployments.models import (
     Alarm,
     AuditEvent,
-    Care,
-    CareKind,
     Host,
     Role,
     Session,
@@ -61,43 +58,6 @@ def host(actor: User, name: str) -> Host:
     if found is None:
         raise NotFound(f"there is no host {name}")
     return found
-
-
-def cares(actor: User, *, host: str = "") -> dict[str, Care]:
-    """The newest care of each kind on a host, by default this one."""
-    require(actor)
-    newest = (
-        Care.objects.filter(host__name=host or settings.HOST_NAME)
-        .order_by()
-        .values("kind")
-        .annotate(newest=Max("pk"))
-        .values("newest")
-    )
-    rows = Care.objects.filter(pk__in=newest).select_related("actor", "host")
-    return {row.kind: row for row in rows}
-
-
-def care(actor: User, care_id: int) -> Care:
-    """One care for a host. Raises `NotFound`."""
-    require(actor)
-    found = Care.objects.select_related("actor", "host").filter(pk=care_id).first()
-    if found is None:
-        raise NotFound(f"there is no care {care_id}")
-    return found
-
-
-def examinations(actor: User) -> dict[int, Care]:
-    """The newest examination of each host, by the host's id."""
-    require(actor)
-    newest = (
-        Care.objects.filter(kind=CareKind.DOCTOR)
-        .order_by()
-        .values("host")
-        .annotate(newest=Max("pk"))
-        .values("newest")
-    )
-    rows = Care.objects.filter(pk__in=newest).select_related("actor", "host")
-    return {row.host_id: row for row in rows}
 
 
 def users(actor: User, *, search: str = "", page: int = 1) -> Page[User]:

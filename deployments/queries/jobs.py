@@ -1,4 +1,4 @@
-"""Builds, activations, browses and their logs."""
+"""Builds, activations and the logs of jobs."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ from django.db.models import Prefetch
 
 from deployments.models import (
     Activation,
-    Browse,
     Build,
     BuildStep,
     LogChunk,
-    Role,
     User,
 )
 from deployments.queries.looking import Page, paged, recorded, require
@@ -60,15 +58,6 @@ def warnings(actor: User, name: str) -> dict[str, str]:
     }
 
 
-def browse(actor: User, browse_id: int) -> Browse:
-    """One look into a hub repository, with its result once it has ended. Raises `NotFound`."""
-    require(actor, Role.OPERATOR)
-    found = Browse.objects.select_related("actor", "host").filter(pk=browse_id).first()
-    if found is None:
-        raise NotFound(f"there is no browse {browse_id}")
-    return found
-
-
 def activations(actor: User, *, name: str = "", page: int = 1) -> Page[Activation]:
     """Activations, newest first; of one deployment, or of all."""
     require(actor)
@@ -100,19 +89,15 @@ def build_log(
     build_id: int = 0,
     step_id: int = 0,
     activation_id: int = 0,
+    task_id: int = 0,
     after_id: int = 0,
     limit: int = 500,
 ) -> list[LogChunk]:
-    """Log chunks after `after_id`, oldest first: of a whole build, a step, or an activation."""
+    """Log chunks after `after_id`, oldest first: of a build, a step, an activation or a task."""
     require(actor)
-    given = [n for n in (build_id, step_id, activation_id) if n]
+    of = {"build": build_id, "step": step_id, "activation": activation_id, "task": task_id}
+    given = {whose: pk for whose, pk in of.items() if pk}
     if len(given) != 1:
-        raise InvalidInput("name one of build, step and activation")
-    rows = LogChunk.objects.filter(pk__gt=after_id)
-    if build_id:
-        rows = rows.filter(build=build_id)
-    elif step_id:
-        rows = rows.filter(step=step_id)
-    else:
-        rows = rows.filter(activation=activation_id)
+        raise InvalidInput("name one of build, step, activation and task")
+    rows = LogChunk.objects.filter(pk__gt=after_id, **given)
     return list(rows.order_by("pk")[: min(max(1, limit), 5000)])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Generic, TypeVar
@@ -12,31 +12,17 @@ from django.db.models import Model, QuerySet
 from django.utils import timezone
 
 from deployments.models import (
-    Deployment,
+    GenerationReport,
+    ReportKind,
     Role,
     User,
 )
 from mmadmin.core.errors import Refused
-from mmadmin.core.generations.lifecycle import JobState
-
-ACTIVE_JOB = (JobState.QUEUED, JobState.RUNNING)
-
 
 PER_PAGE = 50
 
 
-RECORDED = (
-    "spec_toml",
-    "lock",
-    "graph",
-    "probe_report",
-    "host_facts",
-    "command",
-    "template",
-    "rendering",
-    "model_report",
-    "renders",
-)
+RECORDED = ("spec_toml", "lock", "graph", "host_facts")
 """What a generation's own page shows and lists do not: up to hundreds of kilobytes a row."""
 
 
@@ -82,11 +68,17 @@ def paged(rows: QuerySet[M], page: int, per_page: int = PER_PAGE) -> Page[M]:
     return Page(list(rows[start : start + per_page]), page, pages, total, per_page)
 
 
-def recorded(*paths: str, but: str = "") -> list[str]:
+def recorded(*paths: str) -> list[str]:
     """Names of `RECORDED` behind each path (`live`, `target`; empty = the row's own), to defer."""
-    return [
-        f"{path}__{name}" if path else name for path in paths for name in RECORDED if name != but
-    ]
+    return [f"{path}__{name}" if path else name for path in paths for name in RECORDED]
+
+
+def reports_of(generations: Iterable[int], *kinds: ReportKind) -> Mapping[int, dict[str, Any]]:
+    """Reports of these kinds: kind → data by the generation's id; empty where there is none."""
+    found: dict[int, dict[str, Any]] = defaultdict(dict)
+    for row in GenerationReport.objects.filter(generation__in=set(generations), kind__in=kinds):
+        found[row.generation_id][row.kind] = row.content
+    return found
 
 
 def grouped(rows: Iterable[M], by: Any) -> dict[int, list[M]]:
@@ -95,11 +87,3 @@ def grouped(rows: Iterable[M], by: Any) -> dict[int, list[M]]:
     for row in rows:
         groups[by(row)].append(row)
     return groups
-
-
-def deployment_named(name: str) -> Deployment:
-    """The deployment with that name. Raises `NotFound`."""
-    found = Deployment.objects.filter(name=name).first()
-    if found is None:
-        raise Deployment.unknown(name)
-    return found

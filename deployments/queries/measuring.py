@@ -10,9 +10,10 @@ from typing import Any
 
 from django.utils import timezone
 
-from deployments.models import Generation, User
+from deployments.models import Generation, ReportKind, User
 from deployments.queries.books import usage
-from deployments.queries.looking import Page, deployment_named, paged, recorded, require
+from deployments.queries.looking import Page, paged, recorded, reports_of, require
+from deployments.queries.lookups import deployment_named
 
 ROWS = 20
 IN_USE = timedelta(days=90)
@@ -44,21 +45,35 @@ def measured(actor: User, name: str, *, page: int = 1) -> Page[MeasuredRow]:
     require(actor)
     of = deployment_named(name)
     probed = (
-        of.generations.exclude(probe_report=None)
+        of.generations.filter(reports__kind=ReportKind.PROBES)
         .select_related("author", "deployment")
-        .defer(*recorded("", but="probe_report"))
+        .defer(*recorded(""))
     )
     found = paged(probed, page, ROWS)
     until = timezone.now().replace(minute=0, second=0, microsecond=0) + timedelta(hours=1)
     since = (until - IN_USE).replace(hour=0)
     books = usage(actor, since=since, until=until, deployment=name, by="generation")
     used = {row["generation"]: row for row in books}
-    rows = [_row(g, used.get(g.number), is_live=g.pk == of.live_id) for g in found.rows]
+    reports = reports_of((g.pk for g in found.rows), ReportKind.PROBES)
+    rows = [
+        _row(
+            g,
+            reports[g.pk].get(ReportKind.PROBES) or {},
+            used.get(g.number),
+            is_live=g.pk == of.live_id,
+        )
+        for g in found.rows
+    ]
     return Page(rows, found.page, found.pages, found.total, found.per_page)
 
 
-def _row(generation: Generation, used: Mapping[str, Any] | None, *, is_live: bool) -> MeasuredRow:
-    report = generation.probe_report or {}
+def _row(
+    generation: Generation,
+    report: Mapping[str, Any],
+    used: Mapping[str, Any] | None,
+    *,
+    is_live: bool,
+) -> MeasuredRow:
     figures = report.get("measured") or {}
     whole = [
         int(row["measured"]) for row in report.get("memory") or [] if WHOLE.fullmatch(row["part"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -19,13 +19,15 @@ from deployments.models import (
     Generation,
     Replica,
     ReplicaState,
+    ReportKind,
     Transition,
     Trial,
     UsageEvent,
     User,
 )
-from deployments.queries.looking import ACTIVE_JOB, grouped, recorded, require
-from mmadmin.core.generations.lifecycle import GenerationState
+from deployments.queries.looking import grouped, recorded, reports_of, require
+from deployments.queries.lookups import no_deployment
+from mmadmin.core.generations.lifecycle import ACTIVE_JOB, GenerationState
 
 LIVE_WINDOW = timedelta(hours=1)
 
@@ -88,6 +90,14 @@ def deployments_overview(actor: User, *, archived: bool = False) -> list[Deploym
     return _rows(Deployment.objects.filter(archived_at__isnull=not archived))
 
 
+def measured_memory(actor: User, rows: Iterable[DeploymentRow]) -> dict[int, list[dict[str, Any]]]:
+    """What the engines of these rows were predicted and measured to hold, by generation id."""
+    require(actor)
+    running = {replica.generation_id for row in rows for replica in row.replicas}
+    found = reports_of(running, ReportKind.PROBES)
+    return {pk: (found[pk].get(ReportKind.PROBES) or {}).get("memory", []) for pk in running}
+
+
 def deployment_names(actor: User) -> list[str]:
     """The names of all that are not archived, sorted."""
     require(actor)
@@ -101,7 +111,7 @@ def deployment(actor: User, name: str) -> DeploymentRow:
     require(actor)
     rows = _rows(Deployment.objects.filter(name=name))
     if not rows:
-        raise Deployment.unknown(name)
+        raise no_deployment(name)
     return rows[0]
 
 
@@ -144,7 +154,8 @@ def _rows(which: QuerySet[Deployment]) -> list[DeploymentRow]:
         it.deployment_id: it for it in activations.filter(pk__in=[row.ended_id for row in found])
     }
     builds = grouped(
-        Build.objects.filter(deployment__in=ids, dry_run=False, state__in=ACTIVE_JOB)
+        Build.objects.active()
+        .filter(deployment__in=ids, dry_run=False)
         .select_related("generation__deployment", "actor", "deployment")
         .defer(*recorded("generation"), "spec_toml", "plan")
         .order_by("-pk"),
@@ -154,7 +165,7 @@ def _rows(which: QuerySet[Deployment]) -> list[DeploymentRow]:
         Replica.objects.filter(generation__deployment__in=ids)
         .exclude(state__in=[ReplicaState.STOPPED, ReplicaState.FAILED])
         .select_related("generation__deployment", "host")
-        .defer(*recorded("generation", but="probe_report")),
+        .defer(*recorded("generation")),
         lambda replica: replica.generation.deployment_id,
     )
     alarms = grouped(
@@ -165,9 +176,9 @@ def _rows(which: QuerySet[Deployment]) -> list[DeploymentRow]:
     )
     trials = {
         trial.deployment_id: trial
-        for trial in Trial.objects.filter(deployment__in=ids, state__in=ACTIVE_JOB).select_related(
-            "generation__deployment", "actor", "deployment"
-        )
+        for trial in Trial.objects.active()
+        .filter(deployment__in=ids)
+        .select_related("generation__deployment", "actor", "deployment")
     }
     speed = _last_hour([row.name for row in found])
     return [

@@ -5,12 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from django.conf import settings
 
-from deployments.models import Deployment, Generation, Replica, ReplicaState, User
-from deployments.queries.looking import deployment_named, recorded, require
+from deployments.models import (
+    Deployment,
+    Generation,
+    GenerationReport,
+    Replica,
+    ReplicaState,
+    ReportKind,
+    User,
+)
+from deployments.queries.looking import recorded, reports_of, require
+from deployments.queries.lookups import deployment_named, no_generation, no_rollback_target
 from mmadmin.core.errors import MmError, NotFound
 
 if TYPE_CHECKING:
@@ -51,9 +60,9 @@ def preview(actor: User, name: str, number: int | None = None) -> ActivationPrev
     of = deployment_named(name)
     target = _generation(of, number) if number is not None else of.rollback_target()
     if target is None and number is not None:
-        raise Generation.unknown(name, number)
+        raise no_generation(name, number)
     if target is None:
-        raise NotFound(**of.no_way_back())
+        raise NotFound(**no_rollback_target(of))
     running = list(
         Replica.objects.filter(host=of.host, state__in=RUNS)
         .select_related("generation__deployment", "trial")
@@ -61,6 +70,17 @@ def preview(actor: User, name: str, number: int | None = None) -> ActivationPrev
     )
     live = of.live if of.live_id is not None else None
     mine = [r for r in running if live is not None and r.generation_id == live.pk]
+    reports = reports_of(
+        [target.pk, *(replica.generation_id for replica in running)],
+        ReportKind.NEEDS,
+        ReportKind.PROBES,
+    )
+
+    def holds(replica: Replica, facts: HostFacts) -> Running | None:
+        held = replica.footprint_by(reports[replica.generation_id].get(ReportKind.NEEDS))
+        name = replica.generation.deployment.name
+        return held.running(name, replica.pid, facts) if held else None
+
     facts = _facts(of)
     spec = _spec(target)
     wanted = spec.activation if spec else ActivationSpec()
@@ -68,25 +88,25 @@ def preview(actor: User, name: str, number: int | None = None) -> ActivationPrev
     taken = Deployment.called(public_name, but=name)
     situation = fit.Situation(
         target=target.uid,
-        needs=_footprints(target, spec, facts),
+        needs=_footprints(reports[target.pk].get(ReportKind.NEEDS), spec, facts),
         mode=wanted.mode,
-        load=_load(target, of),
+        load=_load(target, of, reports[target.pk].get(ReportKind.PROBES)),
         drain_s=wanted.drain_timeout_s,
         facts=facts,
         live=mine[0].generation.uid if mine else "",
-        leaving=next((r for m in mine if facts and (r := _holds(m, facts))), None),
+        leaving=next((r for m in mine if facts and (r := holds(m, facts))), None),
         others=[
             held
             for r in running
             if facts
             and r.trial_id is None
             and r.generation.deployment_id != of.pk
-            and (held := _holds(r, facts))
+            and (held := holds(r, facts))
         ],
         trials=[
             replace(held, name=r.generation.uid)
             for r in running
-            if facts and r.trial_id is not None and (held := _holds(r, facts))
+            if facts and r.trial_id is not None and (held := holds(r, facts))
         ],
         tried=any(
             r.trial is not None and r.trial.asleep and r.generation_id == target.pk for r in running
@@ -128,40 +148,35 @@ def _spec(target: Generation) -> Spec | None:
         return None
 
 
-def _footprints(
-    target: Generation, spec: Spec | None, facts: HostFacts | None
-) -> Sequence[Footprint]:
+def _footprints(needs: Any, spec: Spec | None, facts: HostFacts | None) -> Sequence[Footprint]:
     """What it holds on each set of GPUs that it could sit on."""
     from mmadmin.core.fit.placement import everywhere, footprints_from_json
 
-    if not target.needs:
+    if not needs:
         return ()
-    known = footprints_from_json(target.needs)
+    known = footprints_from_json(needs)
     return known if facts is None or (spec and spec.devices) else everywhere(known, facts)
 
 
-def _holds(replica: Replica, facts: HostFacts) -> Running | None:
-    held = replica.footprint
-    return held.running(replica.generation.deployment.name, replica.pid, facts) if held else None
-
-
-def _load(target: Generation, of: Deployment) -> Load:
+def _load(target: Generation, of: Deployment, probes: Any) -> Load:
     """Its own measured time; else its size at the speed with which its host loads others."""
     from mmadmin.core.fit.preview import load_time
 
     measured = (
-        Generation.objects.filter(
-            deployment__host=of.host, size_bytes__gt=0, probe_report__isnull=False
+        GenerationReport.objects.filter(
+            kind=ReportKind.PROBES,
+            generation__deployment__host=of.host,
+            generation__size_bytes__gt=0,
         )
-        .order_by("-pk")
-        .values_list("size_bytes", "probe_report")[:LOADS_LOOKED_AT]
+        .order_by("-generation")
+        .values_list("generation__size_bytes", "data")[:LOADS_LOOKED_AT]
     )
     speeds = [
         size / took.seconds
         for size, report in measured
         if (took := load_time(report, 0)).measured and took.seconds > 0
     ]
-    return load_time(target.probe_report, target.size_bytes, _middle(speeds))
+    return load_time(probes, target.size_bytes, _middle(speeds))
 
 
 def _middle(values: Sequence[float]) -> float | None:

@@ -8,7 +8,7 @@ from django.db.models import Exists, F, OuterRef, QuerySet
 from django.utils import timezone
 
 from deployments.models import Generation, Role, Trial, User
-from deployments.queries.looking import ACTIVE_JOB, Page, paged, require
+from deployments.queries.looking import Page, paged, require
 from mmadmin.core.errors import NotFound
 from mmadmin.core.generations.lifecycle import JobState
 
@@ -53,7 +53,7 @@ def tryable(actor: User) -> dict[str, list[Generation]]:
     One with a trial already is left out.
     """
     require(actor, Role.OPERATOR)
-    busy = Trial.objects.filter(state__in=ACTIVE_JOB).values("deployment")
+    busy = Trial.objects.active().values("deployment")
     rows = (
         Generation.objects.filter(deployment__archived_at=None, deployment__live__isnull=False)
         .exclude(deployment__in=busy)

@@ -2,8 +2,6 @@
 
 from deployments.schemas.bodies import (
     ActivateIn,
-    BrowseIn,
-    CareIn,
     ConfigureIn,
     DeployIn,
     KeyEditIn,
@@ -15,6 +13,7 @@ from deployments.schemas.bodies import (
     RotateIn,
     SpecIn,
     SwitchIn,
+    TaskIn,
     TokenIn,
     TrialIn,
     UserEditIn,
@@ -31,6 +30,7 @@ from deployments.schemas.deployments import (
     MeasuredOut,
     PreviewOut,
     ReplicaOut,
+    ReportOut,
     TransitionOut,
 )
 from deployments.schemas.installation import (
@@ -51,12 +51,11 @@ from deployments.schemas.installation import (
 from deployments.schemas.jobs import (
     ActivationBrief,
     ActivationOut,
-    BrowseOut,
     BuildBrief,
     BuildOut,
-    CareOut,
     LogOut,
     StepOut,
+    TaskOut,
     TrialOut,
 )
 from deployments.schemas.shapes import MAX_ID, ErrorBody, ErrorOut, PageOut
@@ -68,12 +67,8 @@ __all__ = [
     "ActivationOut",
     "AlarmOut",
     "AuditOut",
-    "BrowseIn",
-    "BrowseOut",
     "BuildBrief",
     "BuildOut",
-    "CareIn",
-    "CareOut",
     "CatalogOut",
     "ConfigureIn",
     "DeployIn",
@@ -100,6 +95,7 @@ __all__ = [
     "PreviewOut",
     "ReasonIn",
     "ReplicaOut",
+    "ReportOut",
     "RequestOut",
     "RollbackIn",
     "RotateIn",
@@ -108,6 +104,8 @@ __all__ = [
     "StepOut",
     "StoreOut",
     "SwitchIn",
+    "TaskIn",
+    "TaskOut",
     "TokenIn",
     "TokenOut",
     "TransitionOut",

@@ -28,23 +28,21 @@ class SpecIn(Strict):
     spec_toml: str = Field(max_length=SPEC_MAX)
 
 
-class BrowseIn(Strict):
-    """A hub repository to look into."""
+class TaskIn(Strict):
+    """A small piece of work for a host's worker."""
 
-    repo: str = Field(max_length=250)
-    revision: str = Field("main", max_length=255)
-    options: dict[str, Any] | None = Field(
-        None, description="`[serve]` values to judge by; left out: sensible ones."
+    kind: str = Field(
+        max_length=32,
+        description="hub-search (which models a repository has, and whether they fit), "
+        "store-preview (what a collection would free), store-collect, store-verify (by what the "
+        "disk says of each path), store-verify-contents (by reading all of it), doctor, "
+        "describe (the reports of a built generation, made again).",
     )
-
-
-class CareIn(Strict):
-    """Care for a host."""
-
-    kind: Literal["gc-preview", "gc", "verify", "verify-contents", "doctor"] = Field(
-        description="What a collection would free, a collection, a verification by what the disk "
-        "says of each path or by reading all of it, or the doctor's checks."
+    params: dict[str, Any] = Field(
+        default_factory=dict,
+        description="For hub-search: repo, revision, and options (`[serve]` values to judge by).",
     )
+    generation: str = Field("", max_length=80, description="For describe: NAME/NUMBER.")
 
 
 class DeployIn(SpecIn):
@@ -105,6 +103,7 @@ class ConfigureIn(Strict):
 
     auto_rollback: bool | None = None
     keep_generations: int | None = Field(None, ge=1, le=1000)
+    keep_days: int | None = Field(None, ge=0, le=3650)
     description: str | None = Field(None, max_length=TEXT_MAX)
 
 

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import datetime
 from typing import Any
 
 from ninja import Field, Schema
 
 from deployments import queries
-from deployments.models import (
-    Alarm,
-    Generation,
-    Replica,
-    Transition,
-)
+from deployments.models import GenerationReport, Replica
 from deployments.queries.engine_log import EngineLog
 from deployments.schemas.jobs import ActivationBrief
-from deployments.schemas.shapes import Name, name_of
+from deployments.schemas.shapes import Named, Number, Person
 from mmadmin.core.generations.diff import DiffRow
 
 
@@ -24,13 +20,13 @@ class GenerationOut(Schema):
     """One numbered, immutable state of a deployment."""
 
     uid: str
-    deployment: str
+    deployment: Named
     number: int
-    parent: int | None
+    parent: Number
     state: str
     state_reason: str
     system: str
-    author: Name
+    author: Person
     reason: str
     mark: str
     pinned: bool
@@ -39,27 +35,6 @@ class GenerationOut(Schema):
     built_at: datetime | None
     changed_at: datetime
 
-    @classmethod
-    def of(cls, row: Generation) -> GenerationOut:
-        """A generation with deployment, author and parent selected."""
-        return cls(
-            uid=row.uid,
-            deployment=row.deployment.name,
-            number=row.number,
-            parent=row.parent.number if row.parent else None,
-            state=row.state,
-            state_reason=row.state_reason,
-            system=row.system,
-            author=name_of(row.author),
-            reason=row.reason,
-            mark=row.mark,
-            pinned=row.pinned,
-            size_bytes=row.size_bytes,
-            created_at=row.created_at,
-            built_at=row.built_at,
-            changed_at=row.changed_at,
-        )
-
 
 class TransitionOut(Schema):
     """One state change."""
@@ -67,19 +42,8 @@ class TransitionOut(Schema):
     before: str
     after: str
     at: datetime
-    actor: Name
+    actor: Person
     reason: str
-
-    @classmethod
-    def of(cls, row: Transition) -> TransitionOut:
-        """A transition with its actor selected."""
-        return cls(
-            before=row.before,
-            after=row.after,
-            at=row.at,
-            actor=name_of(row.actor),
-            reason=row.reason,
-        )
 
 
 class DiffRowOut(Schema):
@@ -103,8 +67,8 @@ class ReplicaOut(Schema):
     """A running engine."""
 
     uid: str
-    generation: int
-    host: str
+    generation: Number
+    host: Named
     port: int
     slots: int
     context_per_slot: int
@@ -115,46 +79,27 @@ class ReplicaOut(Schema):
     )
     trial: int | None = Field(description="The trial that it belongs to; null = it serves clients.")
 
-    @classmethod
-    def of(cls, row: Replica) -> ReplicaOut:
-        """A replica with generation and host selected."""
-        return cls(
-            uid=row.uid,
-            generation=row.generation.number,
-            host=row.host.name,
-            port=row.port,
-            slots=row.slots,
-            context_per_slot=row.context_per_slot,
-            state=row.state,
-            pid=row.pid,
-            devices=row.gpu_indices,
-            trial=row.trial_id,
-        )
+    @staticmethod
+    def resolve_devices(row: Replica) -> list[int] | None:
+        """By their indices."""
+        return row.gpu_indices
+
+    @staticmethod
+    def resolve_trial(row: Replica) -> int | None:
+        """Its id alone."""
+        return row.trial_id
 
 
 class AlarmOut(Schema):
     """Something that is not as it should be."""
 
     id: int
-    deployment: str
-    generation: int | None
+    deployment: Named
+    generation: Number
     kind: str
     subject: str
     message: str
     raised_at: datetime
-
-    @classmethod
-    def of(cls, row: Alarm) -> AlarmOut:
-        """An alarm with deployment and generation selected."""
-        return cls(
-            id=row.pk,
-            deployment=row.deployment.name,
-            generation=row.generation.number if row.generation else None,
-            kind=row.kind,
-            subject=row.subject,
-            message=row.message,
-            raised_at=row.raised_at,
-        )
 
 
 class DeploymentOut(Schema):
@@ -168,6 +113,7 @@ class DeploymentOut(Schema):
     archived: bool
     auto_rollback: bool
     keep_generations: int
+    keep_days: int
     live_generation: int | None
     live_since: datetime | None
     newest_generation: int | None
@@ -182,33 +128,34 @@ class DeploymentOut(Schema):
     tokens_per_s: float | None
     ttft_ms: int | None
 
-    @classmethod
-    def of(cls, row: queries.DeploymentRow) -> DeploymentOut:
-        """A row of the overview."""
+    @staticmethod
+    def of(row: queries.DeploymentRow) -> dict[str, Any]:
+        """The fields of a row of the overview."""
         it = row.deployment
-        return cls(
-            name=it.name,
-            public_name=it.public_name,
-            description=it.description,
-            host=it.host.name,
-            state=row.state,
-            archived=it.archived_at is not None,
-            auto_rollback=it.auto_rollback,
-            keep_generations=it.keep_generations,
-            live_generation=row.live.number if row.live else None,
-            live_since=row.live_since,
-            newest_generation=row.newest.number if row.newest else None,
-            generations=row.generations,
-            activation=row.activation.pk if row.activation else None,
-            build=row.build.pk if row.build else None,
-            trial=row.trial.pk if row.trial else None,
-            replicas=[ReplicaOut.of(replica) for replica in row.replicas],
-            alarms=[AlarmOut.of(alarm) for alarm in row.alarms],
-            requests_1h=row.requests_1h,
-            failed_1h=row.failed_1h,
-            tokens_per_s=row.tokens_per_s,
-            ttft_ms=row.ttft_ms,
-        )
+        return {
+            "name": it.name,
+            "public_name": it.public_name,
+            "description": it.description,
+            "host": it.host.name,
+            "state": row.state,
+            "archived": it.archived_at is not None,
+            "auto_rollback": it.auto_rollback,
+            "keep_generations": it.keep_generations,
+            "keep_days": it.keep_days,
+            "live_generation": row.live.number if row.live else None,
+            "live_since": row.live_since,
+            "newest_generation": row.newest.number if row.newest else None,
+            "generations": row.generations,
+            "activation": row.activation.pk if row.activation else None,
+            "build": row.build.pk if row.build else None,
+            "trial": row.trial.pk if row.trial else None,
+            "replicas": row.replicas,
+            "alarms": row.alarms,
+            "requests_1h": row.requests_1h,
+            "failed_1h": row.failed_1h,
+            "tokens_per_s": row.tokens_per_s,
+            "ttft_ms": row.ttft_ms,
+        }
 
 
 class SpanOut(Schema):
@@ -232,13 +179,13 @@ class HistoryOut(GenerationOut):
     @staticmethod
     def history_of(row: queries.HistoryRow) -> dict[str, Any]:
         """The fields of a history row."""
-        return GenerationOut.of(row.generation).dict() | {
+        return GenerationOut.from_orm(row.generation).dict() | {
             "is_live": row.is_live,
             "live_spans": [SpanOut(since=start, until=end) for start, end in row.live_spans],
             "live_s": row.live_s,
             "build": row.build.pk if row.build else None,
             "build_state": row.build.state if row.build else None,
-            "activations": [ActivationBrief.of(activation) for activation in row.activations],
+            "activations": [ActivationBrief.from_orm(it) for it in row.activations],
             "changes": [DiffRowOut.of(change) for change in row.changes],
         }
 
@@ -248,27 +195,45 @@ class HistoryOut(GenerationOut):
         return cls(**cls.history_of(row))
 
 
+class ReportBrief(Schema):
+    """What was found out about a generation, without its data."""
+
+    kind: str
+    format: int = Field(description="Of the data; raised when their shape changes.")
+    made_by: str
+    at: datetime
+
+
+class ReportOut(ReportBrief):
+    """What was found out about a generation."""
+
+    data: Any = Field(description="Null where it is large and lies in another host's store.")
+
+    @staticmethod
+    def resolve_data(row: GenerationReport) -> Any:
+        """From the row, or from the store."""
+        return row.content
+
+
 class GenerationDetailOut(HistoryOut):
     """A generation with everything that was recorded of it."""
 
     spec_toml: str
     lock: dict[str, Any] | None
-    probe_report: dict[str, Any] | None
-    rendering: dict[str, Any] | None = Field(
-        description="What the template's patches change, conversation by conversation."
-    )
+    reports: list[ReportBrief] = Field(description="What is known of it; each has its own address.")
     transitions: list[TransitionOut]
 
     @classmethod
-    def of_row(cls, row: queries.HistoryRow) -> GenerationDetailOut:
-        """A generation's page."""
+    def of_detail(
+        cls, row: queries.HistoryRow, reports: Iterable[GenerationReport]
+    ) -> GenerationDetailOut:
+        """A generation with its reports."""
         return cls(
             **cls.history_of(row),
             spec_toml=row.generation.spec_toml,
             lock=row.generation.lock,
-            probe_report=row.generation.probe_report,
-            rendering=row.generation.rendering,
-            transitions=[TransitionOut.of(transition) for transition in row.transitions],
+            reports=[ReportBrief.from_orm(report) for report in reports],
+            transitions=[TransitionOut.from_orm(it) for it in row.transitions],
         )
 
 

@@ -8,15 +8,13 @@ from typing import Any
 from ninja import Field, Schema
 
 from deployments.models import (
-    AuditEvent,
     ClientKey,
-    Host,
     Session,
     User,
     UserToken,
 )
 from deployments.queries.storage import Shelves
-from deployments.schemas.shapes import Name, name_of
+from deployments.schemas.shapes import Person
 
 
 class KeyOut(Schema):
@@ -36,7 +34,7 @@ class KeyOut(Schema):
     tokens_per_month: int
     expires_at: datetime | None
     created_at: datetime
-    created_by: Name
+    created_by: Person
     last_used_at: datetime | None
     rotated_from: str | None
     used_today: int = Field(description="Tokens since midnight, UTC; counted against the day.")
@@ -60,7 +58,7 @@ class KeyOut(Schema):
             "tokens_per_month": row.tokens_per_month,
             "expires_at": row.expires_at,
             "created_at": row.created_at,
-            "created_by": name_of(row.created_by),
+            "created_by": row.created_by,
             "last_used_at": row.last_used_at,
             "rotated_from": row.rotated_from.key_id if row.rotated_from else None,
             "used_today": spent[0],
@@ -173,26 +171,12 @@ class AuditOut(Schema):
 
     id: int
     at: datetime
-    actor: Name
+    actor: Person
     verb: str
     subject: str
     summary: str
     details: dict[str, Any]
     address: str | None
-
-    @classmethod
-    def of(cls, row: AuditEvent) -> AuditOut:
-        """An event with its actor selected."""
-        return cls(
-            id=row.pk,
-            at=row.at,
-            actor=name_of(row.actor),
-            verb=row.verb,
-            subject=row.subject,
-            summary=row.summary,
-            details=row.details,
-            address=row.address,
-        )
 
 
 class HostOut(Schema):
@@ -201,11 +185,6 @@ class HostOut(Schema):
     name: str
     facts: dict[str, Any]
     seen_at: datetime | None
-
-    @classmethod
-    def of(cls, row: Host) -> HostOut:
-        """A host."""
-        return cls(name=row.name, facts=row.facts, seen_at=row.seen_at)
 
 
 class UsageOut(Schema):

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
 
 from ninja import Field, Schema
+from pydantic import BeforeValidator
 
-from deployments.models import (
-    User,
-)
+from deployments.models import Generation, User
 
 T = TypeVar("T")
 
@@ -16,12 +15,20 @@ T = TypeVar("T")
 MAX_ID = 2**63 - 1
 
 
-Name = str | None
+def _name_of(person: Any) -> Any:
+    return person.get_username() if isinstance(person, User) else person
 
 
-def name_of(user: User | None) -> str | None:
-    """A person's name; None for mmadmin itself."""
-    return user.get_username() if user else None
+def _number_of(generation: Any) -> Any:
+    return generation.number if isinstance(generation, Generation) else generation
+
+
+Person = Annotated[str | None, BeforeValidator(_name_of)]
+"""A person's name; null for mmadmin itself."""
+Named = Annotated[str, BeforeValidator(str)]
+"""A host's or a deployment's name; a generation's uid."""
+Number = Annotated[int | None, BeforeValidator(_number_of)]
+"""The number of a generation; null for none."""
 
 
 class ErrorBody(Schema):

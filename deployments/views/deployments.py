@@ -14,8 +14,9 @@ from django.urls import reverse
 
 from deployments import actions, queries
 from deployments.broker import activity as pulse
-from deployments.models import Activation
+from deployments.models import Activation, ReportKind
 from deployments.panel.forms import DeploymentSettings, OptionalReason, Reason
+from deployments.queries.lookups import no_rollback_target
 from deployments.views.page import (
     attempt,
     blame,
@@ -63,16 +64,19 @@ def generation(request: HttpRequest, name: str, number: int) -> HttpResponse:
     me = person(request)
     row = queries.deployment(me, name)
     it = queries.generation(me, name, number)
-    command = shlex.join(map(str, it.generation.command or []))
+    reports = {kind: report.content for kind, report in queries.reports(me, it.generation).items()}
+    command = shlex.join(map(str, reports.get(ReportKind.COMMAND) or []))
+    probes = reports.get(ReportKind.PROBES) or {}
     context = {
         "nav": "overview",
         "row": row,
         "it": it,
         "startable": STARTABLE,
         "launch": command.replace(" --", " \\\n  --"),
-        "probes": report_rows(it.generation.probe_report),
-        "memory_rows": (it.generation.probe_report or {}).get("memory", []),
-        "renders": renders(it.generation.rendering),
+        "reports": reports,
+        "probes": report_rows(probes),
+        "memory_rows": probes.get("memory", []),
+        "renders": renders(reports.get(ReportKind.RENDERING)),
         "trials": queries.trials(me, name=name, number=number).rows[:TRIALS_SHOWN],
         "said": queries.said(me, name, number),
     }
@@ -202,7 +206,7 @@ def rollback_to_last(request: HttpRequest, name: str) -> HttpResponseBase:
     of = queries.deployment(me, name).deployment
     target = of.rollback_target()
     if target is None:
-        messages.error(request, sentences(Conflict(**of.no_way_back())))
+        messages.error(request, sentences(Conflict(**no_rollback_target(of))))
         return redirect("deployment", name=name)
     return rollback(request, name=name, number=target.number)
 

@@ -12,7 +12,7 @@ from django.urls import reverse
 from django.utils import timezone
 
 from deployments import actions, queries
-from deployments.models import Care, CareKind, Host, Replica
+from deployments.models import Host, HostTask, Replica, TaskKind
 from deployments.views.page import attempt, form_only, page, person, show
 
 SILENT = timedelta(minutes=2)
@@ -54,15 +54,18 @@ class Machine:
     facts: dict[str, Any]
     memory: list[Memory]
     replicas: list[Replica]
+    measured: list[tuple[str, list[dict[str, Any]]]]
+    """Engines by their generation's uid, with what each was predicted and measured to hold."""
     away: bool
-    examined: Care | None
+    examined: HostTask | None
     """Its newest examination."""
 
 
 def machines(
     hosts: Iterable[Host],
     rows: Iterable[queries.DeploymentRow],
-    examined: Mapping[int, Care] | None = None,
+    measured: Mapping[int, list[dict[str, Any]]],
+    examined: Mapping[int, HostTask] | None = None,
 ) -> list[Machine]:
     """The hosts with their memory and the replicas that hold it."""
     running: dict[int, list[Replica]] = {}
@@ -74,8 +77,13 @@ def machines(
         Machine(
             host=host,
             facts=host.facts,
-            memory=memory(host.facts, running.get(host.pk, [])),
+            memory=memory(host.facts, running.get(host.pk, []), measured),
             replicas=running.get(host.pk, []),
+            measured=[
+                (replica.generation.uid, held)
+                for replica in running.get(host.pk, [])
+                if (held := measured.get(replica.generation_id))
+            ],
             away=host.seen_at is None or now - host.seen_at > SILENT,
             examined=(examined or {}).get(host.pk),
         )
@@ -83,23 +91,32 @@ def machines(
     ]
 
 
-def memory(facts: dict[str, Any], replicas: list[Replica]) -> list[Memory]:
+def memory(
+    facts: dict[str, Any],
+    replicas: list[Replica],
+    measured: Mapping[int, list[dict[str, Any]]],
+) -> list[Memory]:
     """GPU cards where there are any, else the main memory."""
     by_pid = {replica.pid: replica.generation.uid for replica in replicas if replica.pid}
     cards = [_card(gpu, by_pid) for gpu in facts.get("gpus") or []]
     if cards:
         return cards
     total = int(facts.get("memory_total_bytes") or 0)
-    return [_main(total, int(facts.get("memory_available_bytes") or 0), replicas)] if total else []
+    free = int(facts.get("memory_available_bytes") or 0)
+    return [_main(total, free, replicas, measured)] if total else []
 
 
-def _main(total: int, free: int, replicas: list[Replica]) -> Memory:
+def _main(
+    total: int,
+    free: int,
+    replicas: list[Replica],
+    measured: Mapping[int, list[dict[str, Any]]],
+) -> Memory:
     """The main memory, with what each engine was measured to hold when it started."""
     parts: list[tuple[str, int, str]] = []
     for replica in replicas:
-        report = replica.generation.probe_report or {}
-        rows = {row["part"]: int(row["measured"]) for row in report.get("memory", [])}
-        held = rows.get(WHOLE_PROCESS, 0)
+        rows = measured.get(replica.generation_id, [])
+        held = {row["part"]: int(row["measured"]) for row in rows}.get(WHOLE_PROCESS, 0)
         if held:
             css = COLOURS[len(parts) % len(COLOURS)]
             parts.append((replica.generation.uid, held, css))
@@ -131,7 +148,9 @@ def hosts(request: HttpRequest) -> HttpResponse:
     """Every host."""
     me = person(request)
     examined = queries.examinations(me)
-    found = machines(queries.hosts(me), queries.deployments_overview(me), examined)
+    rows = queries.deployments_overview(me)
+    measured = queries.measured_memory(me, rows)
+    found = machines(queries.hosts(me), rows, measured, examined)
     return show(
         request,
         "hosts/page.html",
@@ -146,7 +165,7 @@ def examine(request: HttpRequest, name: str) -> HttpResponse:
     """Have the host's worker go through the doctor's checks."""
     return attempt(
         request,
-        lambda: actions.care(person(request), CareKind.DOCTOR, host=name),
+        lambda: actions.start_task(person(request), TaskKind.DOCTOR, host=name),
         f"Health check started on {name}. Results appear below.",
         reverse("hosts"),
     )

@@ -33,7 +33,9 @@ def overview(request: HttpRequest) -> HttpResponse:
             "failed": [row for row in rows if row.newest and row.newest.state == "failed"],
         }
         if part in {"", "memory"}:
-            context["machines"] = machines(queries.hosts(me), rows)
+            context["machines"] = machines(
+                queries.hosts(me), rows, queries.measured_memory(me, rows)
+            )
     if part in {"", "activity"}:
         context["activity"] = queries.activity(me)
     return show(request, "overview/page.html", context, parts=PARTS)

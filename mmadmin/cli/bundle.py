@@ -25,10 +25,8 @@ if TYPE_CHECKING:
 
 
 Folder = Annotated[Path, typer.Argument(help="The bundle's folder.", metavar="FOLDER")]
-RECORDED = ("spec_toml", "lock", "graph", "host_facts", "command", "template", "size_bytes")
+RECORDED = ("spec_toml", "lock", "graph", "host_facts", "size_bytes")
 """What a generation's record says beside its system object; taken over as it is."""
-SHOWN = ("rendering", "model_report", "renders")
-"""What it says for comparisons; a bundle of an older version has none."""
 FIELDS = {"name", "number", "author", "reason", *RECORDED}
 
 
@@ -62,7 +60,8 @@ def export(
         "number": found.number,
         "author": found.author.get_username(),
         "reason": found.reason,
-        **{field: getattr(found, field) for field in (*RECORDED, *SHOWN)},
+        **{field: getattr(found, field) for field in RECORDED},
+        **{kind: row.content for kind, row in queries.reports(person, found).items()},
     }
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -133,7 +132,7 @@ def import_(
         system=system,
         reason=reason or f"imported {origin}: {extra['reason']}".rstrip(": "),
         **{name: extra[name] for name in RECORDED},
-        **{name: extra[name] for name in SHOWN if name in extra},
+        reports=extra,
     )
     store.add_root("generation", made.uid, system, f"generation {made.uid}")
     store.remove_root("imported", system)

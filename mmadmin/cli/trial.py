@@ -11,7 +11,7 @@ from mmadmin.cli.deployments import Detach, Name, Reason, going_on
 from mmadmin.cli.output import JsonFlag, console, emit_json, escape, seconds_text, styled
 from mmadmin.cli.records import actor
 from mmadmin.core.errors import NotFound
-from mmadmin.core.generations.trial import MINUTES, MOST_MINUTES, WORDS, Phase, Standing
+from mmadmin.core.generations.trial import MINUTES, MOST_MINUTES, WORDS, Phase, TrialStatus
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -72,8 +72,8 @@ def _begin(
     begun = actions.begin_trial(person, name, number, minutes=minutes, reason=reason)
     if detach:
         return begun
-    found = _wait(begun, {Standing.WAITING, Standing.STARTING})
-    if found.standing not in {Standing.OPEN, Standing.ENDING, Standing.ENDED}:
+    found = _wait(begun, {TrialStatus.WAITING, TrialStatus.STARTING})
+    if found.status not in {TrialStatus.OPEN, TrialStatus.ENDING, TrialStatus.ENDED}:
         raise error_of(found)
     return found
 
@@ -87,7 +87,8 @@ def _end(person: User, name: str, *, detach: bool) -> Trial:
     ended = actions.end_trial(person, active.pk)
     if detach:
         return ended
-    return _wait(ended, {Standing.WAITING, Standing.STARTING, Standing.OPEN, Standing.ENDING})
+    until = frozenset({TrialStatus.ENDED, TrialStatus.FAILED, TrialStatus.CANCELLED})
+    return _wait(ended, set(TrialStatus) - until)
 
 
 def _newest(person: User, name: str) -> Trial | None:
@@ -97,10 +98,10 @@ def _newest(person: User, name: str) -> Trial | None:
     return next(iter(queries.trials(person, name=name).rows), None)
 
 
-def _wait(trial: Trial, while_it_is: Collection[Standing]) -> Trial:
+def _wait(trial: Trial, while_it_is: Collection[TrialStatus]) -> Trial:
     """Watch it until it stands otherwise."""
     with going_on(f"trial {trial.pk}"):
-        while trial.standing in while_it_is:
+        while trial.status in while_it_is:
             time.sleep(POLL_S)
             trial.refresh_from_db()
     return trial
@@ -110,8 +111,8 @@ def _words(trial: Trial) -> str:
     """How it stands, in a line."""
     from django.utils import timezone
 
-    line = f"[bold]{escape(trial.generation.uid)}[/] on trial is {styled(trial.standing)}"
-    if trial.standing is Standing.OPEN and trial.ends_at is not None:
+    line = f"[bold]{escape(trial.generation.uid)}[/] on trial is {styled(trial.status)}"
+    if trial.status is TrialStatus.OPEN and trial.ends_at is not None:
         left = (trial.ends_at - timezone.now()).total_seconds()
         return f"{line} for {seconds_text(max(left, 0))}: ask it in the panel's playground"
     if trial.ending:
@@ -129,7 +130,7 @@ def _json(trial: Trial | None) -> dict[str, Any] | None:
         "deployment": trial.deployment.name,
         "generation": trial.generation.number,
         "model": trial.generation.uid,
-        "standing": trial.standing,
+        "status": trial.status,
         "state": trial.state,
         "phase": trial.phase,
         "minutes": trial.minutes,

@@ -44,5 +44,5 @@ def test_a_bundle_is_imported_as_a_built_generation(alice: User, tmp_path: Path)
     done = CliRunner().invoke(app, ["import", str(exported(tmp_path))], catch_exceptions=False)
     assert done.exit_code == 0
     made = Generation.objects.get()
-    assert (made.state, made.command) == ("built", RECORD["command"])
+    assert (made.state, made.report("command")) == ("built", RECORD["command"])
     assert Store(tmp_path / "store").names() == [made.system]

@@ -473,7 +473,7 @@ def test_a_trial_is_begun_looked_at_and_ended(served: Deployment) -> None:
     assert mm("trial", "tiny") == "tiny has had no generation on trial\n"
     assert mm_json("trial", "tiny") is None
     begun = mm_json("trial", "tiny", "1", "--minutes", "5", "--reason", "look", "--detach")
-    assert (begun["model"], begun["standing"], begun["minutes"]) == ("tiny/1", "waiting", 5)
+    assert (begun["model"], begun["status"], begun["minutes"]) == ("tiny/1", "waiting", 5)
     trial = Trial.objects.get()
     Trial.objects.update(
         phase="open", opened_at=timezone.now(), ends_at=timezone.now() + timedelta(minutes=5)

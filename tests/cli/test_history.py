@@ -24,6 +24,7 @@ from deployments.models import (
 from mmadmin.cli.main import app
 from mmadmin.core.errors import NotFound
 from mmadmin.core.generations.lifecycle import GenerationState, JobState
+from tests.support.reports import report
 
 pytestmark = pytest.mark.django_db
 START = datetime(2026, 11, 30, 12, tzinfo=UTC)
@@ -42,10 +43,13 @@ def tiny(alice: User) -> Deployment:
             author=alice,
             reason=f"reason {number}",
             state=GenerationState.RETIRED,
+            size_bytes=number << 30,
+        )
+        report(
+            generation,
             template=f"first\n{number}\nlast",
             renders={"plain": {"output": f"Be {number}\nHello"}, "turns": {"error": "no"}},
             model_report={"size_bytes": number << 30, "tensor_types": {"Q8_0": number << 30}},
-            size_bytes=number << 30,
         )
     build = Build.objects.create(
         deployment=deployment,

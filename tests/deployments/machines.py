@@ -17,8 +17,8 @@ from typing import Any
 
 from django.conf import settings
 
-from deployments.jobs.builds import Description
-from deployments.models import Generation, Replica
+from deployments.jobs.host import Description
+from deployments.models import Generation, Replica, ReportKind
 from mmadmin.core.build.builder import StepTools
 from mmadmin.core.build.derivation import Derivation
 from mmadmin.core.build.recipe import (
@@ -185,7 +185,7 @@ class ToyTools:
 
 
 class ToyMachine:
-    """The hands of builds and activations, without engines, network or compiler."""
+    """What jobs do to a host, without engines, network or compiler."""
 
     def store(self) -> Store:
         return Store(settings.HOME.store, floor_bytes=0)
@@ -220,15 +220,19 @@ class ToyMachine:
         return None
 
     def describe(self, system: str, spec: Spec) -> Description:
-        return Description(
-            ["engine", system], "{{ messages }}", 42, told("rendering"), needs=told("needs")
-        )
+        reports = {
+            ReportKind.COMMAND: ["engine", system],
+            ReportKind.TEMPLATE: "{{ messages }}",
+            ReportKind.RENDERING: told("rendering"),
+            ReportKind.NEEDS: told("needs"),
+        }
+        return Description(42, {kind: made for kind, made in reports.items() if made is not None})
 
     def toolbox(self, staging: Staging, log: Any, progress: Any, cancelled: Any) -> StepTools:
         return ToyTools(staging, log, progress, cancelled)  # type: ignore[return-value]
 
     def offers(
-        self, repo: str, revision: str, options: dict[str, Any] | None, running: list[Replica]
+        self, repo: str, revision: str, options: dict[str, Any] | None, running: Sequence[Replica]
     ) -> dict[str, Any]:
         if repo == "gated/model":
             raise Gated("gated/model asks for its licence", remedy="accept it on the hub")
@@ -288,7 +292,7 @@ class ToyMachine:
 
     def _footprints(self, generation: Generation, facts: HostFacts) -> Sequence[Footprint]:
         asked = parse_spec(generation.spec_toml).devices
-        known = footprints_from_json(generation.needs)
+        known = footprints_from_json(generation.report(ReportKind.NEEDS))
         if asked:
             return [one.on(asked) for one in known if len(one.devices) == len(asked)]
         return everywhere(known, facts)
@@ -369,11 +373,6 @@ class ToyMachine:
         if replica.generation.uid in told("hangs", []):
             raise Unreachable("the engine does not answer: timeout")
 
-    def prove_again(self, replica: Replica, launch: LaunchSpec) -> None:
-        self._act("prove-again", replica.uid)
-        if replica.generation.uid in told("probe-fails", []):
-            raise ProbeFailed(f"{replica.generation.uid} answers nothing")
-
     def loading(self, replica: Replica, launch: LaunchSpec) -> bool:
         return replica.generation.uid in told("loads", [])
 
@@ -382,13 +381,6 @@ class ToyMachine:
         if mark == "unreachable":
             raise Unreachable("the engine does not answer: timeout")
         return mark
-
-    def restart(self, replica: Replica, launch: LaunchSpec) -> None:
-        self._act("restart", replica.uid)
-        if replica.generation.uid in told("start-fails", []):
-            raise MmError(f"{replica.generation.uid} cannot be started")
-        with self.engines() as running:
-            running.setdefault(replica.uid, replica.generation.uid)
 
     def drift(self, replica: Replica, launch: LaunchSpec) -> Mapping[str, str]:
         runs = told("runs")

@@ -59,7 +59,7 @@ def test_the_first_generation_goes_live(people: People, gate: Gate) -> None:
     assert (live(), states(), running()) == (1, ["live"], ["smol/1"])
     replica = Replica.objects.get()
     assert (replica.state, replica.port, replica.slots) == ("ready", 21000, 1)
-    assert Generation.objects.get().probe_report == {"ok": True, "whole": True}
+    assert Generation.objects.get().report("probe_report") == {"ok": True, "whole": True}
     until(lambda: gate.routes and gate.routes[-1] == ("open", 1, 1))
 
 
@@ -118,12 +118,12 @@ def test_a_swap_asks_what_decides_and_the_rest_once_it_serves(people: People, ga
     until(lambda: Activation.objects.get(pk=activation.pk).phase == "examine")
     until(lambda: gate.routes[-1] == ("open", 2, 1))
     assert (live(), states()) == (2, ["retired", "live"])
-    assert Generation.objects.get(number=2).probe_report == {"ok": True, "whole": False}
+    assert Generation.objects.get(number=2).report("probe_report") == {"ok": True, "whole": False}
     machines.tell("hold", [])
     thread.join()
     activation.refresh_from_db()
     assert activation.state == JobState.SUCCEEDED
-    assert Generation.objects.get(number=2).probe_report == {"ok": True, "whole": True}
+    assert Generation.objects.get(number=2).report("probe_report") == {"ok": True, "whole": True}
 
 
 def test_probes_stand_back_behind_clients_and_a_cancel(
@@ -143,7 +143,7 @@ def test_probes_stand_back_behind_clients_and_a_cancel(
     thread.join()
     activation.refresh_from_db()
     assert (activation.state, live()) == ("succeeded", 2)
-    assert Generation.objects.get(number=2).probe_report == {"ok": True, "whole": False}
+    assert Generation.objects.get(number=2).report("probe_report") == {"ok": True, "whole": False}
 
 
 def test_what_comes_after_the_flip_fails_nothing(people: People, gate: Gate) -> None:

@@ -35,6 +35,7 @@ from mmadmin.core.generations.lifecycle import GenerationState, JobState
 from tests.deployments import machines
 from tests.deployments.conftest import PASSWORD, People
 from tests.deployments.specs import spec
+from tests.support.reports import report
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("toy_machine")]
 
@@ -50,8 +51,8 @@ class World:
     activation: int
     queued_activation: int
     trial: int
-    browse: int
-    care: int
+    search: int
+    task: int
     request: str
     token_id: str
 
@@ -78,6 +79,7 @@ def world(people: People) -> World:
     deployment = Deployment.objects.get()
     live = deployment.generations.get(number=2)
     Deployment.objects.update(live=live)
+    report(live, command=["engine", "--port", "0"])
     Replica.objects.create(
         uid="smol-2-a", generation=live, host=deployment.host, port=21000, state="ready"
     )
@@ -106,8 +108,8 @@ def world(people: People) -> World:
         Trial.objects.create(
             deployment=other.deployment, generation=other, host=deployment.host
         ).pk,
-        actions.browse(people.bob, "owner/name").pk,
-        actions.care(people.bob, "gc").pk,
+        actions.search_hub(people.bob, "owner/name").pk,
+        actions.start_task(people.bob, "store-collect").pk,
         UsageEvent.objects.create(id="req-x", at=timezone.now(), generation=2, status=200).pk,
         token.token_id,
     )
@@ -129,6 +131,7 @@ def ask(method: str, path: str, user: User | None, body: Any = None) -> Any:
     )
 
 
+SEARCH = {"kind": "hub-search", "params": {"repo": "owner/name"}}
 ADM, OPR, VIE = Role.ADMIN, Role.OPERATOR, Role.VIEWER
 ENDPOINTS: list[tuple[str, str, Any, int, Role]] = [
     ("GET", "/deployments", None, 200, VIE),
@@ -140,6 +143,7 @@ ENDPOINTS: list[tuple[str, str, Any, int, Role]] = [
     ("GET", "/deployments/smol/measured", None, 200, VIE),
     ("GET", "/deployments/smol/generations/2/log", None, 200, OPR),
     ("GET", "/deployments/smol/generations/2", None, 200, VIE),
+    ("GET", "/deployments/smol/generations/2/reports/command", None, 200, VIE),
     ("GET", "/deployments/smol/diff?a=1&b=2", None, 200, VIE),
     ("GET", "/deployments/smol/export", None, 200, VIE),
     ("GET", "/requests/{request}", None, 200, VIE),
@@ -156,8 +160,6 @@ ENDPOINTS: list[tuple[str, str, Any, int, Role]] = [
     ("GET", "/trials/{trial}", None, 200, VIE),
     ("POST", "/trials/{trial}/end", None, 202, OPR),
     ("POST", "/plans", {"spec_toml": spec()}, 202, OPR),
-    ("POST", "/browses", {"repo": "owner/name"}, 202, OPR),
-    ("GET", "/browses/{browse}", None, 200, OPR),
     ("GET", "/builds", None, 200, VIE),
     ("GET", "/builds?deployment=smol", None, 200, VIE),
     ("GET", "/builds/{build}", None, 200, VIE),
@@ -189,9 +191,13 @@ ENDPOINTS: list[tuple[str, str, Any, int, Role]] = [
     ("GET", "/store", None, 200, VIE),
     ("GET", "/requests?key_id={key_id}&deployment=smol", None, 200, OPR),
     ("GET", "/hosts", None, 200, VIE),
-    ("POST", "/hosts/local/care", {"kind": "doctor"}, 202, OPR),
-    ("GET", "/cares/{care}", None, 200, VIE),
-    ("POST", "/cares/{care}/cancel", None, 202, OPR),
+    ("GET", "/hosts/local/tasks", None, 200, VIE),
+    ("POST", "/hosts/local/tasks", {"kind": "doctor"}, 202, OPR),
+    ("POST", "/hosts/local/tasks", SEARCH, 202, OPR),
+    ("GET", "/tasks/{search}", None, 200, OPR),
+    ("GET", "/tasks/{task}", None, 200, VIE),
+    ("GET", "/tasks/{task}/log", None, 200, VIE),
+    ("POST", "/tasks/{task}/cancel", None, 202, OPR),
     ("GET", "/alarms", None, 200, VIE),
     ("GET", "/audit", None, 200, OPR),
     ("GET", "/usage?since=2026-01-01T00:00:00Z&until=2027-01-01T00:00:00", None, 200, VIE),
@@ -233,7 +239,7 @@ def test_every_endpoint_is_tested() -> None:
         for method, path, *_ in ENDPOINTS
         for parts in [path.split("?")[0].split("/")]
     }
-    named = {"smol": "{}", "carol": "{}", "local": "{}"}
+    named = {"smol": "{}", "carol": "{}", "local": "{}", "command": "{}"}
     tested = {
         (method, "/".join(named.get(part, part) for part in path.split("/")))
         for method, path in tested

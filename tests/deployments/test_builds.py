@@ -15,7 +15,7 @@ from deployments import actions, queries, tasks
 from deployments.jobs import lease, sweeper
 from deployments.jobs.recorder import recording
 from deployments.models import Build, BuildStep, Generation, LogChunk, StepState, Transition
-from mmadmin.core.errors import Conflict, InvalidInput, LeaseLost
+from mmadmin.core.errors import Conflict, LeaseLost
 from mmadmin.core.generations.lifecycle import GenerationState, JobState
 from mmadmin.core.home import Home
 from tests.deployments import machines
@@ -69,7 +69,7 @@ def test_what_the_patches_change_is_kept(people: People) -> None:
     generation, build = deployed(people)
     tasks.run_build(build.pk)
     generation.refresh_from_db()
-    assert generation.rendering == report
+    assert generation.report("rendering") == report
 
 
 def test_a_second_generation_builds_only_what_changed(people: People) -> None:
@@ -418,21 +418,6 @@ def test_builds_wait_for_a_slot(people: People, settings) -> None:
     assert lease.claim(Build, waiting.pk) is not None
 
 
-def test_a_browse_tells_what_a_repository_offers(people: People) -> None:
-    """The worker looks; the result, or why there is none, is in the record."""
-    found = actions.browse(people.bob, " https://huggingface.co/owner/name/ ")
-    tasks.run_browse(found.pk)
-    found.refresh_from_db()
-    assert (found.state, found.repo) == (JobState.SUCCEEDED, "owner/name")
-    assert found.result["commit"] == "0" * 40
-    gated = actions.browse(people.bob, "gated/model")
-    tasks.run_browse(gated.pk)
-    gated.refresh_from_db()
-    assert (gated.state, gated.error["code"]) == (JobState.FAILED, "source_gated")
-    with pytest.raises(InvalidInput):
-        actions.browse(people.bob, "not a repository")
-
-
 def test_an_import_is_a_built_generation(people: People) -> None:
     """Its records come from elsewhere, its objects are here: it may go live without a build."""
     made, build = deployed(people)
@@ -445,7 +430,9 @@ def test_an_import_is_a_built_generation(people: People) -> None:
         graph=made.graph,
         system=made.system,
         reason="from the other host",
+        reports={"template": "{{ x }}", "needs": {"of": "another machine"}, "number": 1},
     )
+    assert [row.kind for row in brought.reports.all()] == ["template"]
     assert (brought.number, brought.state) == (2, GenerationState.BUILT)
     assert not brought.builds.exists()
     assert actions.activate(people.bob, "smol", 2).target == brought

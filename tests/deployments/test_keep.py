@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from django.utils import timezone
 
+from deployments import actions
 from deployments.jobs.keep import renew_roots, tidy
 from deployments.models import Deployment, Generation, Host, Transition, Trial
 from mmadmin.core.errors import DiskFull
@@ -16,6 +17,7 @@ from mmadmin.core.generations.lifecycle import JobState
 from mmadmin.core.store import Store
 from tests.core.workshop import add
 from tests.deployments.conftest import People
+from tests.deployments.specs import spec
 
 
 @pytest.fixture
@@ -83,6 +85,25 @@ def test_roots_follow_the_rule(deployment: Deployment, people: People, store: St
     }
     assert len(done.objects) == 3
     assert renew_roots(store, last=0).let_go == ("m/6", "m/7")
+
+
+def test_the_deployment_says_how_long_a_generation_stays(
+    deployment: Deployment, people: People, store: Store
+) -> None:
+    """`[keep] days` counts from when it was last live; 0 keeps none for that."""
+    for number in (1, 2, 3):
+        generation(deployment, people, store, number)
+    old = Generation.objects.get(number=1)
+    long_ago = timezone.now() - timedelta(days=40)
+    Transition.objects.create(generation=old, before=S.LIVE, after=S.DRAINING, at=long_ago)
+    assert renew_roots(store, dry_run=True).let_go == ("m/1",)
+    actions.configure(people.bob, "m", keep_days=60)
+    assert renew_roots(store, dry_run=True).kept["m/1"] == "live within the last 60 days"
+    actions.configure(people.bob, "m", keep_days=0)
+    assert renew_roots(store, dry_run=True).let_go == ("m/1",)
+    file = spec(name="m", public_name="m") + "\n[keep]\ndays = 90\n"
+    actions.deploy(people.bob, file, reason="kept for longer", activate=False)
+    assert renew_roots(store, dry_run=True).kept["m/1"] == "live within the last 90 days"
 
 
 def test_a_build_under_way_keeps_its_root(

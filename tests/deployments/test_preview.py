@@ -24,6 +24,7 @@ from mmadmin.core.fit.preview import Footprint
 from tests.deployments import machines
 from tests.deployments.conftest import People
 from tests.deployments.specs import spec
+from tests.support.reports import report
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("toy_machine")]
 
@@ -40,10 +41,12 @@ def served(people: People, host: Host) -> Deployment:
             people.bob, spec(context=1024 * number), reason="", activate=False
         )
         tasks.run_build(generation.builds.get().pk)
-        Generation.objects.filter(pk=generation.pk).update(needs=needs, size_bytes=GIB)
+        Generation.objects.filter(pk=generation.pk).update(size_bytes=GIB)
+        report(generation, needs=needs)
     first, second = Generation.objects.order_by("number")
     Generation.objects.filter(pk=first.pk).update(state="retired")
-    Generation.objects.filter(pk=second.pk).update(state="live", probe_report=LOADED)
+    Generation.objects.filter(pk=second.pk).update(state="live")
+    report(second, probe_report=LOADED)
     first.transitions.create(before="probing", after="live", actor=people.bob)
     Replica.objects.create(uid="r", generation=second, host=host, port=9, state="ready")
     Deployment.objects.update(live=second)
@@ -110,7 +113,7 @@ def test_trials_are_reckoned_with(people: People, served: Deployment) -> None:
     other = actions.deploy(
         people.bob, spec(name="other", public_name="other"), reason="", activate=False
     )
-    Generation.objects.filter(pk=other.pk).update(needs=Generation.objects.first().needs)
+    report(other, needs=Generation.objects.first().report("needs"))
     host, until = served.host, timezone.now() + timedelta(minutes=9)
     trial = Trial.objects.create(
         deployment=other.deployment, generation=other, host=host, phase="open", ends_at=until

@@ -12,13 +12,12 @@ from deployments import actions, tasks
 from deployments.jobs import prune
 from deployments.models import (
     AuditEvent,
-    Browse,
     Build,
     BuildStep,
-    Care,
     ClientKey,
     Generation,
     Host,
+    HostTask,
     LogChunk,
     Session,
     UsageEvent,
@@ -33,41 +32,41 @@ pytestmark = pytest.mark.django_db(transaction=True)
 def test_old_rows_go_and_young_ones_stay(people: People, host: Host) -> None:
     """Each kind at its own age, however often it is looked at."""
     now = timezone.now()
-    ages = {Browse: prune.BROWSES_KEPT, Care: prune.CARES_KEPT, Build: prune.PLANS_KEPT}
-    more = {
-        Browse: {"repo": "owner/name"},
-        Care: {"kind": "verify"},
-        Build: {"dry_run": True, "spec_toml": spec()},
-    }
-    for model, age in ages.items():
+    plan = {"dry_run": True, "spec_toml": spec()}
+    rows = [
+        (HostTask, prune.SEARCHES_KEPT, {"kind": "hub-search"}),
+        (HostTask, prune.TASKS_KEPT, {"kind": "store-verify"}),
+        (Build, prune.PLANS_KEPT, plan),
+    ]
+    for model, age, more in rows:
         for past in (age + timedelta(minutes=1), age - timedelta(minutes=1), timedelta(0)):
             job = model.objects.create(
-                host=host, state=JobState.SUCCEEDED, ended_at=now - past, **more[model]
+                host=host, state=JobState.SUCCEEDED, ended_at=now - past, **more
             )
             if isinstance(job, Build):
                 step = BuildStep.objects.create(build=job, position=0, derivation="0" * 64)
                 LogChunk.objects.create(build=job, step=step, text="a line\n")
-    assert prune.prune(now) == {"sessions": 0, "browses": 1, "cares": 1, "plans": 1}
-    assert [model.objects.count() for model in (*ages, BuildStep, LogChunk)] == [2, 2, 2, 2, 2]
-    assert prune.prune(now) == {"sessions": 0, "browses": 0, "cares": 0, "plans": 0}
+    assert prune.prune(now) == {"sessions": 0, "hub searches": 1, "host tasks": 1, "plans": 1}
+    left = [model.objects.count() for model in (HostTask, Build, BuildStep, LogChunk)]
+    assert left == [4, 2, 2, 2]
+    assert not any(prune.prune(now).values())
 
 
-def test_the_newest_care_of_a_kind_stays_whatever_its_age(people: People, host: Host) -> None:
+def test_the_newest_task_of_a_kind_stays_whatever_its_age(people: People, host: Host) -> None:
     """The pages of hosts and store show it; what has not ended stays as well."""
     long_ago = timezone.now() - timedelta(days=400)
     other = Host.objects.create(name="other")
     ended = {"state": JobState.FAILED, "ended_at": long_ago}
-    Care.objects.create(host=host, kind="gc", **ended)
+    HostTask.objects.create(host=host, kind="store-collect", **ended)
     kept = {
-        Care.objects.create(host=host, kind="gc", **ended),
-        Care.objects.create(host=host, kind="doctor", **ended),
-        Care.objects.create(host=other, kind="gc", **ended),
-        Care.objects.create(host=host, kind="verify", created_at=long_ago),
+        HostTask.objects.create(host=host, kind="store-collect", **ended),
+        HostTask.objects.create(host=host, kind="doctor", **ended),
+        HostTask.objects.create(host=other, kind="store-collect", **ended),
+        HostTask.objects.create(host=host, kind="store-verify", created_at=long_ago),
     }
-    Browse.objects.create(host=host, repo="owner/name", created_at=long_ago)
-    assert prune.prune()["cares"] == 1
-    assert set(Care.objects.all()) == kept
-    assert Browse.objects.count() == 1
+    kept.add(HostTask.objects.create(host=host, kind="hub-search", created_at=long_ago))
+    assert prune.prune()["host tasks"] == 1
+    assert set(HostTask.objects.all()) == kept
 
 
 def test_expired_logins_go_by_the_timer(people: People) -> None:

@@ -24,7 +24,7 @@ from deployments.models import (
 )
 from mmadmin.core.errors import Conflict, InvalidInput, MmError, NotFound, Refused
 from mmadmin.core.generations.lifecycle import JobState
-from mmadmin.core.generations.trial import Standing
+from mmadmin.core.generations.trial import TrialStatus
 from mmadmin.core.snapshot import snapshot_from_json
 from tests.deployments import machines
 from tests.deployments.conftest import People
@@ -91,13 +91,13 @@ def test_a_trial_runs_beside_the_live_one(people: People, gate: Gate, told) -> N
     two(people)
     moves = Transition.objects.count()
     trial = begin(people)
-    assert (trial.standing, trial.state) == (Standing.OPEN, JobState.QUEUED)
+    assert (trial.status, trial.state) == (TrialStatus.OPEN, JobState.QUEUED)
     assert (live(), states(), running()) == (1, ["live", "built"], ["smol/1", "smol/2"])
     assert Transition.objects.count() == moves
     assert trial.ends_at - trial.opened_at == timedelta(minutes=30)
     assert told[-1] == ["smol/2"]
     until(lambda: gate.routes[-1] == ("open", 1, 1))
-    assert Generation.objects.get(number=2).probe_report == {"ok": True, "whole": True}
+    assert Generation.objects.get(number=2).report("probe_report") == {"ok": True, "whole": True}
     done = machines.done()
     tasks.run_trial(trial.pk)
     sweeper.sweep()
@@ -123,9 +123,9 @@ def test_it_ends_by_itself(people: People, gate: Gate, told, broker) -> None:
     gate.inflight.clear()
     thread.join(PATIENCE_S)
     trial.refresh_from_db()
-    assert (trial.state, trial.standing, trial.ending) == (
+    assert (trial.state, trial.status, trial.ending) == (
         "succeeded",
-        Standing.ENDED,
+        TrialStatus.ENDED,
         "its time was over",
     )
     assert (live(), states(), running()) == (1, ["live", "built"], ["smol/1"])
@@ -154,7 +154,7 @@ def test_one_that_has_not_begun_is_cancelled(people: People) -> None:
     two(people)
     trial = actions.begin_trial(people.bob, "smol", 2)
     ended = actions.end_trial(people.bob, trial.pk)
-    assert (ended.state, ended.standing) == ("cancelled", Standing.CANCELLED)
+    assert (ended.state, ended.status) == ("cancelled", TrialStatus.CANCELLED)
     work(trial)
     assert running() == ["smol/1"]
 
@@ -272,13 +272,13 @@ def test_one_that_does_not_prove_itself(people: People, gate: Gate, told) -> Non
     two(people)
     machines.tell("probe-fails", ["smol/2"])
     trial = begin(people)
-    assert (trial.state, trial.standing) == ("failed", Standing.FAILED)
+    assert (trial.state, trial.status) == ("failed", TrialStatus.FAILED)
     assert trial.error["message"] == "smol/2 answers nothing"
     assert (states(), running()) == (["live", "built"], ["smol/1"])
-    assert Generation.objects.get(number=2).probe_report == {"completion": "none"}
+    assert Generation.objects.get(number=2).report("probe_report") == {"completion": "none"}
     assert told == [[]]
     machines.tell("probe-fails", [])
-    assert begin(people).standing is Standing.OPEN
+    assert begin(people).status is TrialStatus.OPEN
 
 
 def test_an_incomplete_closure_is_not_tried(people: People) -> None:
@@ -329,7 +329,7 @@ def test_an_activation_that_fails_before_it_began_leaves_the_trial(
     machines.tell("preflight-fails", ["smol/2"])
     assert go(people, 2).state == "failed"
     trial.refresh_from_db()
-    assert (live(), running(), trial.standing) == (1, ["smol/1", "smol/2"], Standing.OPEN)
+    assert (live(), running(), trial.status) == (1, ["smol/1", "smol/2"], TrialStatus.OPEN)
     assert told[-1] == ["smol/2"]
 
 
@@ -417,7 +417,7 @@ def test_one_that_is_refused_ends_none(people: People, gate: Gate, name: str) ->
     activation.refresh_from_db()
     assert (activation.state, activation.error["code"]) == ("failed", "does_not_fit")
     trial.refresh_from_db()
-    assert (trial.standing, running()) == (Standing.OPEN, ["smol/1", "smol/2"])
+    assert (trial.status, running()) == (TrialStatus.OPEN, ["smol/1", "smol/2"])
 
 
 def test_no_more_end_than_make_room(people: People, gate: Gate) -> None:
@@ -433,7 +433,7 @@ def test_no_more_end_than_make_room(people: People, gate: Gate) -> None:
     tasks.run_activation(actions.activate(people.bob, "third", 1).pk)
     first.refresh_from_db()
     second.refresh_from_db()
-    assert (first.ending, second.standing) == ("third/1 needs the memory", Standing.OPEN)
+    assert (first.ending, second.status) == ("third/1 needs the memory", TrialStatus.OPEN)
     assert running() == ["other/1", "other/2", "smol/1", "third/1"]
 
 
@@ -468,7 +468,7 @@ def test_a_kill_on_the_way(people: People, gate: Gate, settings, verb: str) -> N
     assert worker("run_trial", trial.pk, settings.HOME.root).wait(PATIENCE_S) == -signal.SIGKILL
     assert Trial.objects.get(pk=trial.pk).state == JobState.RUNNING
     work(trial)
-    assert trial.standing is Standing.OPEN
+    assert trial.status is TrialStatus.OPEN
     assert running() == ["smol/1", "smol/2"]
     assert Replica.objects.filter(trial=trial).count() == 1
 

@@ -74,7 +74,7 @@ def test_two_generations_side_by_side(site: Installation, play: Playground, tmp_
     site.run("deploy", spec(tmp_path, 4096), "--reason", "large context")
     site.run("deploy", spec(tmp_path, 1024), "--reason", "small context", "--no-activate")
     begun = site.json("trial", NAME, "2", "--minutes", "20", "--reason", "is it enough?")
-    assert (begun["model"], begun["standing"]) == (f"{NAME}/2", "open")
+    assert (begun["model"], begun["status"]) == (f"{NAME}/2", "open")
     assert site.deployment(NAME)["live_generation"] == 1
 
     assert play.models()[NAME]
@@ -104,7 +104,7 @@ def test_two_generations_side_by_side(site: Installation, play: Playground, tmp_
 
     site.json("trial", NAME, "1")
     ended = site.json("trial", NAME, "--end")
-    assert (ended["standing"], ended["ending"]) == ("ended", "ended by admin")
+    assert (ended["status"], ended["ending"]) == ("ended", "ended by admin")
     assert len(engines(site, play)) == 1
     site.run("stop", NAME, "--reason", "the test is over")
 

@@ -33,6 +33,7 @@ from deployments.models import (
     User,
 )
 from tests.panel import PASSWORD
+from tests.support.reports import report
 
 GIB = 2**30
 
@@ -288,13 +289,16 @@ def _generation(
         else "",
         built_at=at + timedelta(minutes=6) if built else None,
         lock=_lock(spec, number) if built else None,
-        command=COMMAND if built else None,
-        needs=NEEDS.get(deployment.name) if built else None,
-        probe_report=PROBES | {"memory": MEMORY[deployment.host.name]}
-        if built and state != "failed"
-        else None,
-        rendering=RENDERING if built and "mistral" in deployment.name else None,
     )
+    if built:
+        probes = PROBES | {"memory": MEMORY[deployment.host.name]}
+        report(
+            generation,
+            command=COMMAND,
+            needs=NEEDS.get(deployment.name),
+            probe_report=probes if state != "failed" else None,
+            rendering=RENDERING if "mistral" in deployment.name else None,
+        )
     before = ""
     for name, hours in moves:
         Transition.objects.create(

@@ -42,7 +42,7 @@ PAGES = (
     "/playground/trial/",
     "/hosts/",
     "/store/",
-    "/store/care/gc/",
+    "/store/tasks/store-collect/",
     "/people/",
     "/people/new/",
     "/audit/",
@@ -165,10 +165,10 @@ def test_lines_and_progress_are_told(site: Panel, browser: Browser) -> None:
         assert page.evaluate("window.same")
 
 
-CARE = """
+TASK = """
 from django.conf import settings
 from deployments.broker import feed
-from deployments.models import Care, Host, User
+from deployments.models import Host, HostTask, User
 from mmadmin.core.store import Store
 from mmadmin.core.store.gc import collect
 store = Store(settings.HOME.store, floor_bytes=0)
@@ -176,38 +176,38 @@ GIB = 2**30
 """
 READING = """
 ada = User.objects.get(username="ada")
-care, _ = Care.objects.update_or_create(
+task, _ = HostTask.objects.update_or_create(
     host=Host.objects.get(name="local"),
-    kind="verify-contents",
+    kind="store-verify-contents",
     defaults={"actor": ada, "state": "running", "progress_done": DONE, "progress_total": 4 * GIB},
 )
-feed.announce("care", care.pk)
+feed.announce("task", task.pk)
 """
 FILL = """
 with store.lease("test") as lease, store.staging(lease) as staging:
     (staging.out / "f").write_bytes(b"x" * 5000)
     store.seal(staging, "live-object")
-feed.announce("care", 0)
+feed.announce("task", 0)
 """
 COLLECT = """
 collect(store)
-feed.announce("care", 0)
+feed.announce("task", 0)
 """
 
 
-def test_the_store_page_follows_its_care(site: Panel, browser: Browser) -> None:
+def test_the_store_page_follows_its_tasks(site: Panel, browser: Browser) -> None:
     """How far a verification is, and which objects a collection left, without reloading."""
     with visit(browser, site.url, "otto") as page:
         page.goto("/store/")
         expect(page.locator("html")).to_have_attribute("data-stream", "on")
         expect(page.get_by_role("heading", name="The store is empty")).to_be_visible()
         for done in (1, 3):
-            site.python(CARE + READING.replace("DONE", f"{done} * GIB"))
+            site.python(TASK + READING.replace("DONE", f"{done} * GIB"))
             expect(page.get_by_text(f"{done}.0 GiB of 4.0 GiB read")).to_be_visible()
-        site.python(CARE + FILL)
+        site.python(TASK + FILL)
         expect(page.locator("#objects")).to_contain_text("live-object")
         expect(page.locator("#sums")).to_contain_text("A collection would free at least")
-        site.python(CARE + COLLECT)
+        site.python(TASK + COLLECT)
         expect(page.get_by_role("heading", name="The store is empty")).to_be_visible()
         expect(page.locator("#sums")).not_to_contain_text("A collection would free")
 
@@ -237,7 +237,7 @@ def test_an_engine_s_log_is_followed(site: Panel, browser: Browser) -> None:
 
 def test_a_form_that_came_by_the_stream_can_be_sent(site: Panel, browser: Browser) -> None:
     """What the stream sends belongs to nobody: the page puts its own safety token in."""
-    reading = CARE + READING.replace("DONE", "2 * GIB")
+    reading = TASK + READING.replace("DONE", "2 * GIB")
     with visit(browser, site.url, "otto") as page:
         page.goto("/store/")
         expect(page.locator("html")).to_have_attribute("data-stream", "on")
@@ -441,6 +441,7 @@ AWKWARD = """
 from deployments import actions
 from deployments.models import *
 from django.utils import timezone
+from tests.support.reports import report
 markup = '<script>window.hacked=1</script><img src=x onerror="window.hacked=1">'
 right_to_left = "\\u0633\\u0628\\u0628 \\u0637\\u0648\\u064a\\u0644 \\u202eabc\\u202c "
 family = "\\U0001f469\\u200d\\U0001f469\\u200d\\U0001f466" * 30
@@ -454,7 +455,12 @@ for number, reason in enumerate([markup, right_to_left * 9, unbroken, family], 1
     parent = Generation.objects.create(
         deployment=of, number=number, spec_toml="# " + markup, author=ada, reason=reason,
         state="failed", state_reason=markup + unbroken, parent=parent, system="f" * 64 + "-s",
-        command=["llama-server", "--alias", markup + unbroken], template=markup, lock={},
+        lock={},
+    )
+    report(
+        parent,
+        command=["llama-server", "--alias", markup + unbroken],
+        template=markup,
         probe_report={"rows": [{"name": markup, "state": "passed", "words": unbroken}]},
     )
 error = {"code": "x", "message": markup, "remedy": unbroken, "details": {"log_tail": markup}}

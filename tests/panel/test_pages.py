@@ -15,13 +15,13 @@ from django.utils import timezone
 from deployments.models import (
     Activation,
     AuditEvent,
-    Browse,
     Build,
-    Care,
     ClientKey,
     Deployment,
     Generation,
+    GenerationReport,
     Host,
+    HostTask,
     Replica,
     Trial,
     User,
@@ -29,6 +29,7 @@ from deployments.models import (
 from deployments.templatetags.mm import sentence
 from mmadmin.core.spec.spec import parse_spec
 from tests.panel import PASSWORD, markup, seed
+from tests.support.reports import report
 
 NAME = "mistral-medium-3.5"
 PAGES = (
@@ -59,8 +60,8 @@ OPERATOR_PAGES = (
     f"/deployments/{NAME}/settings/",
     "/playground/trial/",
     f"/deployments/{NAME}/edit/",
-    "/store/care/gc/",
-    "/store/care/verify-contents/",
+    "/store/tasks/store-collect/",
+    "/store/tasks/store-verify-contents/",
     "/deployments/new/",
     "/deployments/new/?from=smollm2-135m",
     "/keys/",
@@ -86,7 +87,7 @@ PARTS = (
     "/?part=activity",
     "/?part=memory",
     "/hosts/?part=hosts",
-    "/store/?part=care",
+    "/store/?part=tasks",
     f"/deployments/{NAME}/?part=now",
     f"/deployments/{NAME}/?part=under-way",
     f"/deployments/{NAME}/?part=timeline",
@@ -695,11 +696,11 @@ def test_the_editor_offers_the_hosts_and_takes_no_nonsense(operator: Client) -> 
 
 def test_a_hub_repository_is_looked_at(operator: Client) -> None:
     """Sets with size and fit; choosing one leads to a file that parses."""
-    answer = operator.post("/deployments/new/browse/", {"repo": "unsloth/Some-Model-GGUF"})
-    job = Browse.objects.get()
-    assert answer["Location"] == f"/deployments/new/browse/{job.pk}/"
+    answer = operator.post("/deployments/new/search/", {"repo": "unsloth/Some-Model-GGUF"})
+    job = HostTask.objects.get()
+    assert answer["Location"] == f"/deployments/new/search/{job.pk}/"
     assert "Reading the file list" in markup(operator.get(answer["Location"]))
-    Browse.objects.filter(pk=job.pk).update(state="succeeded", result=OFFERS)
+    HostTask.objects.filter(pk=job.pk).update(state="succeeded", result=OFFERS)
     html = markup(operator.get(answer["Location"]))
     assert "fits on 2 GPUs" in html
     assert "47 GiB too large" in html
@@ -714,7 +715,7 @@ def test_a_hub_repository_is_looked_at(operator: Client) -> None:
 
 def test_nonsense_is_no_repository(operator: Client) -> None:
     """The words come back to the page of a new deployment."""
-    answer = operator.post("/deployments/new/browse/", {"repo": "not a repo"}, follow=True)
+    answer = operator.post("/deployments/new/search/", {"repo": "not a repo"}, follow=True)
     assert "is not a repository" in markup(answer)
 
 
@@ -782,9 +783,8 @@ def test_who_holds_a_machine_without_cards(viewer: Client) -> None:
     html = markup(viewer.get("/"))
     assert "smollm2-135m/1 304 MiB" in html
     assert "Memory: 7.0 of 24.0 GiB in use (smollm2-135m/1, other processes)" in html
-    report = Replica.objects.get(generation__deployment__name="smollm2-135m").generation
-    report.probe_report = {"memory": [{"part": "main memory", "measured": 30 * 2**30}]}
-    report.save()
+    running = Replica.objects.get(generation__deployment__name="smollm2-135m").generation
+    report(running, probe_report={"memory": [{"part": "main memory", "measured": 30 * 2**30}]})
     html = markup(viewer.get("/"))
     assert "24.0 of 24.0 GiB in use (smollm2-135m/1)" in html
 
@@ -796,9 +796,10 @@ def test_what_was_measured_side_by_side(viewer: Client) -> None:
     assert html.index("Generation 5") < html.index("Generation 4")
     assert "9.1 tok/s" in html
     assert "95.9 GiB" in html
-    Generation.objects.update(probe_report={"rows": []})
+    probes = GenerationReport.objects.filter(kind="probe_report")
+    probes.update(data={"rows": []})
     assert "Generation 5" in markup(viewer.get(page))
-    Generation.objects.update(probe_report=None)
+    probes.delete()
     assert "No benchmarks yet" in markup(viewer.get(page))
 
 
@@ -856,14 +857,14 @@ def test_a_mark_says_why(operator: Client, viewer: Client) -> None:
     assert "said-reason" not in html
 
 
-def test_the_store_is_cared_for(operator: Client, viewer: Client) -> None:
+def test_collecting_the_store(operator: Client, viewer: Client) -> None:
     """A collection is asked about first; what a worker found stands on the page, for viewers too."""
-    assert "Clean up the store?" in markup(operator.get("/store/care/gc/"))
-    assert not Care.objects.exists()
-    assert operator.post("/store/care/gc/")["Location"] == "/store/"
-    job = Care.objects.get()
-    assert (job.kind, job.state, job.host.name) == ("gc", "queued", "local")
-    again = markup(operator.post("/store/care/gc/", follow=True))
+    assert "Clean up the store?" in markup(operator.get("/store/tasks/store-collect/"))
+    assert not HostTask.objects.exists()
+    assert operator.post("/store/tasks/store-collect/")["Location"] == "/store/"
+    job = HostTask.objects.get()
+    assert (job.kind, job.state, job.host.name) == ("store-collect", "queued", "local")
+    again = markup(operator.post("/store/tasks/store-collect/", follow=True))
     assert "under way on local already" in again
     result = {
         "freed_bytes": 3 * 2**30,
@@ -874,22 +875,22 @@ def test_the_store_is_cared_for(operator: Client, viewer: Client) -> None:
         "let_go": ["mistral-medium-3.5/1"],
         "seconds": 1.0,
     }
-    Care.objects.update(state="succeeded", result=result)
-    html = markup(viewer.get("/store/?part=care"))
+    HostTask.objects.update(state="succeeded", result=result)
+    html = markup(viewer.get("/store/?part=tasks"))
     assert "Freed <strong>3.0 GiB</strong>: 2 objects and 5 files removed, 7 objects kept." in html
     assert "mistral-medium-3.5/1" in html
     assert "<form" not in html
-    assert operator.get("/store/care/doctor/").status_code == 404
+    assert operator.get("/store/tasks/doctor/").status_code == 404
 
 
 def test_damage_and_progress_of_a_verification(operator: Client) -> None:
     """How far it is while it reads, with a way to end it; then what is damaged and how to mend it."""
-    operator.post("/store/care/verify-contents/")
-    Care.objects.update(state="running", progress_done=2**30, progress_total=4 * 2**30)
-    html = markup(operator.get("/store/?part=care"))
+    operator.post("/store/tasks/store-verify-contents/")
+    HostTask.objects.update(state="running", progress_done=2**30, progress_total=4 * 2**30)
+    html = markup(operator.get("/store/?part=tasks"))
     assert "1.0 GiB of 4.0 GiB read" in html
     operator.post(re.findall(r'action="(/store/cancel/\d+/)"', html)[0])
-    assert Care.objects.get().cancel_requested_at is not None
+    assert HostTask.objects.get().cancel_requested_at is not None
     damaged = [
         {
             "name": "aa-model",
@@ -905,7 +906,7 @@ def test_damage_and_progress_of_a_verification(operator: Client) -> None:
         "read_bytes": 9,
         "damaged": damaged,
     }
-    Care.objects.update(state="succeeded", result=result)
+    HostTask.objects.update(state="succeeded", result=result)
     html = markup(operator.get("/store/"))
     assert "1 damaged, 0 missing" in html
     assert "m.gguf is gone" in html
@@ -915,12 +916,12 @@ def test_damage_and_progress_of_a_verification(operator: Client) -> None:
 def test_the_doctor_is_asked_on_the_hosts_page(operator: Client, viewer: Client) -> None:
     """Each host has its own button and its own answer, what is wrong first, with remedies."""
     assert operator.post("/hosts/v100-box/examine/")["Location"] == "/hosts/"
-    assert Care.objects.get().host.name == "v100-box"
+    assert HostTask.objects.get().host.name == "v100-box"
     checks = [
         {"name": "disk", "level": "ok", "fact": "much is free", "remedy": ""},
         {"name": "clock", "level": "fail", "fact": "it is 400 s late", "remedy": "set up NTP"},
     ]
-    Care.objects.update(state="succeeded", result={"checks": checks})
+    HostTask.objects.update(state="succeeded", result={"checks": checks})
     html = markup(viewer.get("/hosts/"))
     assert "→ set up NTP" in html
     assert html.index("it is 400 s late") < html.index("much is free")
@@ -980,11 +981,11 @@ def test_all_other_logins_end_at_once(team: dict[str, User]) -> None:
     assert here.get("/account/").status_code == 302
 
 
-def ended(standing: str, **more: object) -> Trial:
+def ended(state: str, **more: object) -> Trial:
     """The seeded trial, as its host's worker left it just now."""
     trial = Trial.objects.get(generation__number=4)
     Trial.objects.filter(pk=trial.pk).update(
-        state=standing, phase="stop", ended_at=timezone.now(), **more
+        state=state, phase="stop", ended_at=timezone.now(), **more
     )
     return trial
 

@@ -68,7 +68,7 @@ def test_nobody_is_sent_what_they_may_not_see(team: dict[str, User]) -> None:
 
 def test_what_is_sent_to_many_has_nobody_s_safety_token(team: dict[str, User]) -> None:
     """Forms are sent with an empty one: the page puts its own in."""
-    message = drawn(team["otto"], "/store/", "care")["care"].message
+    message = drawn(team["otto"], "/store/", "tasks")["tasks"].message
     assert b"csrfmiddlewaretoken" in message
     assert b'csrfmiddlewaretoken\\" value=\\"\\"' in message
 

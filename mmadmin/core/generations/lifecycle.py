@@ -22,7 +22,7 @@ class GenerationState(StrEnum):
 
 
 class JobState(StrEnum):
-    """Where a build or an activation is."""
+    """Where a job is."""
 
     QUEUED = "queued"
     RUNNING = "running"
@@ -48,16 +48,27 @@ GENERATION_MOVES: dict[GenerationState, frozenset[GenerationState]] = {
 
 _J = JobState
 JOB_MOVES: dict[JobState, frozenset[JobState]] = {
-    _J.QUEUED: frozenset({_J.RUNNING, _J.CANCELLED, _J.FAILED}),
-    _J.RUNNING: frozenset({_J.SUCCEEDED, _J.FAILED, _J.ERRORED, _J.CANCELLED, _J.QUEUED}),
+    _J.QUEUED: frozenset({_J.RUNNING, _J.SUCCEEDED, _J.FAILED, _J.CANCELLED}),
+    _J.RUNNING: frozenset(
+        {_J.RUNNING, _J.QUEUED, _J.SUCCEEDED, _J.FAILED, _J.ERRORED, _J.CANCELLED}
+    ),
     _J.SUCCEEDED: frozenset(),
-    _J.FAILED: frozenset({_J.QUEUED}),
-    _J.ERRORED: frozenset({_J.QUEUED}),
-    _J.CANCELLED: frozenset({_J.QUEUED}),
+    _J.FAILED: frozenset(),
+    _J.ERRORED: frozenset(),
+    _J.CANCELLED: frozenset(),
 }
-"""Retry puts an ended job back into the queue."""
+"""Running again is another worker's claim; queued again is a trial that rests; a queued job that
+succeeds is a trial whose engine an activation took over. What has ended stays as it ended: whoever
+tries again makes another job."""
 
-ENDED = frozenset({_J.SUCCEEDED, _J.FAILED, _J.ERRORED, _J.CANCELLED})
+ACTIVE_JOB = tuple(state for state in JobState if JOB_MOVES[state])
+"""States of a job that has not ended."""
+ENDED = frozenset(JobState) - frozenset(ACTIVE_JOB)
+
+
+def may_become(after: JobState) -> tuple[JobState, ...]:
+    """The states from which a job may move to `after`."""
+    return tuple(before for before, allowed in JOB_MOVES.items() if after in allowed)
 
 
 def check_move(before: GenerationState, after: GenerationState) -> None:

@@ -1,7 +1,8 @@
 """Which generations stay in the store: the one rule, as a pure function.
 
 Kept are: what is not settled (being built, started, live, drained), what is on trial, what is
-pinned, what was live within the last 30 days, and of each deployment the last N that were built.
+pinned, what was live within the last days, and of each deployment the last N that were built. How
+many days and generations, each deployment says (`[keep]`).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 
 from mmadmin.core.generations.lifecycle import GenerationState
 
-LIVE_WITHIN_S = 30 * 86400
+DAY_S = 86400
 
 SETTLED = frozenset({GenerationState.BUILT, GenerationState.RETIRED, GenerationState.FAILED})
 """States in which nothing happens to a generation by itself."""
@@ -31,6 +32,8 @@ class Candidate:
     """When it was last live, Unix seconds; None = never, or it is live now."""
     last: int = 5
     """How many of its deployment are kept."""
+    days: int = 30
+    """How many days it stays after it was live."""
     on_trial: bool = False
     """It runs beside the live one, or is about to."""
 
@@ -47,8 +50,8 @@ def keep(candidates: Iterable[Candidate], *, now: float) -> dict[str, str]:
             kept[one.uid] = "it is on trial"
         elif one.pinned:
             kept[one.uid] = "pinned"
-        elif one.last_live_at is not None and now - one.last_live_at < LIVE_WITHIN_S:
-            kept[one.uid] = "live within the last 30 days"
+        elif one.last_live_at is not None and now - one.last_live_at < one.days * DAY_S:
+            kept[one.uid] = f"live within the last {one.days} days"
     for rows in of.values():
         for place, one in enumerate(sorted(rows, key=lambda c: c.number, reverse=True)):
             if place < one.last:

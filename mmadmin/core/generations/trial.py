@@ -34,7 +34,7 @@ class Phase(StrEnum):
     STOP = "stop"
 
 
-class Standing(StrEnum):
+class TrialStatus(StrEnum):
     """Where a trial is, for people."""
 
     WAITING = "waiting"
@@ -80,21 +80,21 @@ def turn_back(phase: Phase) -> Phase:
     return Phase.CLOSE if phase is Phase.OPEN else Phase.STOP
 
 
-def standing(state: JobState, phase: Phase | None, *, told: bool) -> Standing:
+def status_of(state: JobState, phase: Phase | None, *, told: bool) -> TrialStatus:
     """Where a trial is, from its job's state and its phase; `phase` None = it has not begun.
 
     `told` = every gate knows it: before that, one who asked would not be answered yet.
     """
     ended = {
-        JobState.SUCCEEDED: Standing.ENDED,
-        JobState.CANCELLED: Standing.CANCELLED,
-        JobState.FAILED: Standing.FAILED,
-        JobState.ERRORED: Standing.FAILED,
+        JobState.SUCCEEDED: TrialStatus.ENDED,
+        JobState.CANCELLED: TrialStatus.CANCELLED,
+        JobState.FAILED: TrialStatus.FAILED,
+        JobState.ERRORED: TrialStatus.FAILED,
     }
     if state in ended:
         return ended[state]
     if phase is None:
-        return Standing.WAITING
+        return TrialStatus.WAITING
     if phase is Phase.OPEN and told:
-        return Standing.OPEN
-    return Standing.STARTING if phase in FORWARD else Standing.ENDING
+        return TrialStatus.OPEN
+    return TrialStatus.STARTING if phase in FORWARD else TrialStatus.ENDING

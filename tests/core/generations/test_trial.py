@@ -11,9 +11,9 @@ from mmadmin.core.generations.trial import (
     FORWARD,
     WORDS,
     Phase,
-    Standing,
+    TrialStatus,
     after,
-    standing,
+    status_of,
     turn_back,
 )
 
@@ -62,18 +62,18 @@ def test_it_is_open_in_one_phase_only() -> None:
         for state in JobState
         for phase in (None, *Phase)
         for told in (True, False)
-        if standing(state, phase, told=told) is Standing.OPEN
+        if status_of(state, phase, told=told) is TrialStatus.OPEN
     }
     assert open_ones == {(s, Phase.OPEN, True) for s in (JobState.QUEUED, JobState.RUNNING)}
-    assert standing(JobState.RUNNING, Phase.OPEN, told=False) is Standing.STARTING
+    assert status_of(JobState.RUNNING, Phase.OPEN, told=False) is TrialStatus.STARTING
 
 
 @pytest.mark.parametrize("state", sorted(ENDED))
 @pytest.mark.parametrize("phase", [None, *Phase])
 def test_an_ended_job_is_an_ended_trial(state: JobState, phase: Phase | None) -> None:
     """However far it had come."""
-    assert standing(state, phase, told=True) in {
-        Standing.ENDED,
-        Standing.FAILED,
-        Standing.CANCELLED,
+    assert status_of(state, phase, told=True) in {
+        TrialStatus.ENDED,
+        TrialStatus.FAILED,
+        TrialStatus.CANCELLED,
     }

@@ -6,22 +6,13 @@ from deployments.models import (
     Deployment,
     Generation,
 )
+from deployments.queries.lookups import no_deployment
 from mmadmin.core.errors import Conflict
-from mmadmin.core.generations.lifecycle import GenerationState, JobState
-
-ACTIVE_JOB = (JobState.QUEUED, JobState.RUNNING)
-
-
-def deployment_named(name: str) -> Deployment:
-    """The deployment with that name."""
-    deployment = Deployment.objects.select_related("host", "live").filter(name=name).first()
-    if deployment is None:
-        raise Deployment.unknown(name)
-    return deployment
+from mmadmin.core.generations.lifecycle import GenerationState
 
 
 def locked_deployment(name: str) -> Deployment:
-    """The same, its row locked until the transaction ends."""
+    """The deployment with that name, its row locked until the transaction ends."""
     deployment = (
         Deployment.objects.select_for_update(of=("self",))
         .select_related("host", "live")
@@ -29,16 +20,8 @@ def locked_deployment(name: str) -> Deployment:
         .first()
     )
     if deployment is None:
-        raise Deployment.unknown(name)
+        raise no_deployment(name)
     return deployment
-
-
-def generation_of(deployment: Deployment, number: int) -> Generation:
-    """A deployment's generation by its number."""
-    generation = deployment.generations.select_related("deployment").filter(number=number).first()
-    if generation is None:
-        raise Generation.unknown(deployment.name, number)
-    return generation
 
 
 def unbuilt(generation: Generation, cannot: str) -> Conflict:

@@ -1,4 +1,4 @@
-"""Looking at a hub repository: its sets with sizes and licence, and whether each fits, per host."""
+"""Searching a hub repository: its sets with sizes and licence, and whether each fits, per host."""
 
 from __future__ import annotations
 
@@ -11,39 +11,42 @@ from django.shortcuts import redirect
 from django.urls import reverse
 
 from deployments import actions, queries
+from deployments.models import TaskKind
 from deployments.views.page import form_only, operator, page, sentences, show
-from mmadmin.core.errors import MmError
+from mmadmin.core.errors import MmError, NotFound
 
 
 @form_only
 @page
-def look(request: HttpRequest) -> HttpResponse:
-    """Ask a worker to look, and go to where the answer appears."""
+def start(request: HttpRequest) -> HttpResponse:
+    """Ask a worker to search, and go to where the answer appears."""
     me = operator(request)
     try:
-        job = actions.browse(
+        task = actions.search_hub(
             me, request.POST.get("repo", ""), revision=request.POST.get("revision") or "main"
         )
     except MmError as error:
         messages.error(request, sentences(error))
         return redirect("new-deployment")
-    return redirect("browse", browse_id=job.pk)
+    return redirect("hub-search", task_id=task.pk)
 
 
 @page
-def browse(request: HttpRequest, browse_id: int) -> HttpResponse:
+def found(request: HttpRequest, task_id: int) -> HttpResponse:
     """What the worker found."""
-    it = queries.browse(operator(request), browse_id)
-    found: dict[str, Any] = it.result or {}
+    it = queries.host_task(operator(request), task_id)
+    if it.kind != TaskKind.HUB_SEARCH:
+        raise NotFound(f"task {task_id} is not a hub search")
+    result: dict[str, Any] = it.result or {}
     context = {
         "nav": "overview",
         "it": it,
-        "active": it.state in {"queued", "running"},
-        "found": found,
-        "offers": [_offer(found, offer) for offer in found.get("offers", [])],
-        "broken": [s for s in found.get("sets", []) if s.get("missing")],
+        "active": it.active,
+        "found": result,
+        "offers": [_offer(result, offer) for offer in result.get("offers", [])],
+        "broken": [s for s in result.get("sets", []) if s.get("missing")],
     }
-    return show(request, "editing/browse.html", context, parts={"found": "editing/_found.html"})
+    return show(request, "editing/hub_search.html", context, parts={"found": "editing/_found.html"})
 
 
 def _offer(found: dict[str, Any], offer: dict[str, Any]) -> dict[str, Any]:

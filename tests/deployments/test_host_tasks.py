@@ -1,4 +1,4 @@
-"""Care for a host: a collection, a verification and an examination, as jobs of its worker."""
+"""Host tasks: hub searches, collections, verifications, examinations, descriptions."""
 
 from __future__ import annotations
 
@@ -8,9 +8,15 @@ from collections.abc import Callable
 import pytest
 
 from deployments import actions, queries, tasks
-from deployments.jobs import cares
+from deployments.jobs import host_tasks
 from deployments.jobs.recorder import recording
-from deployments.models import AuditEvent, Care, Deployment, Generation, Host
+from deployments.models import (
+    AuditEvent,
+    Deployment,
+    Generation,
+    Host,
+    HostTask,
+)
 from mmadmin.core.errors import Conflict, InvalidInput, NotFound, Refused
 from mmadmin.core.generations.lifecycle import JobState
 from tests.deployments import machines
@@ -24,12 +30,12 @@ pytestmark = [
 
 
 @pytest.fixture
-def care(people: People) -> Callable[[str], Care]:
+def do(people: People) -> Callable[[str], HostTask]:
     """Ask for it and let the worker do it."""
 
-    def done(kind: str) -> Care:
-        job = actions.care(people.bob, kind)
-        tasks.run_care(job.pk)
+    def done(kind: str) -> HostTask:
+        job = actions.start_task(people.bob, kind)
+        tasks.run_task(job.pk)
         job.refresh_from_db()
         return job
 
@@ -46,26 +52,26 @@ def built(people: People) -> Generation:
 
 
 def test_a_preview_frees_nothing_and_a_collection_does(
-    built: Generation, care: Callable[[str], Care]
+    built: Generation, do: Callable[[str], HostTask]
 ) -> None:
     """What would go is said first; then it goes, and both stand in the records."""
     store = machines.ToyMachine().store()
-    assert care("gc").result["objects"] == 0, "what is kept stays"
+    assert do("store-collect").result["objects"] == 0, "what is kept stays"
     Generation.objects.filter(pk=built.pk).update(state="failed", system="")
-    preview = care("gc-preview")
+    preview = do("store-preview")
     assert preview.state == JobState.SUCCEEDED
     assert preview.result["let_go"] == [built.uid]
     assert store.object(built.system) is not None
-    done = care("gc")
+    done = do("store-collect")
     assert done.result["objects"] == 3
     assert len(done.result["names"]) == 3
     assert done.result["freed_bytes"] > 0
     assert store.object(built.system) is None
 
 
-def test_damage_is_found(built: Generation, care: Callable[[str], Care]) -> None:
+def test_damage_is_found(built: Generation, do: Callable[[str], HostTask]) -> None:
     """The quick look sees nothing of a changed byte; reading the contents does, with progress."""
-    assert care("verify").result["ok"] == 3
+    assert do("store-verify").result["ok"] == 3
     victim = machines.ToyMachine().store().object_path(built.system) / "result"
     before = victim.stat()
     victim.chmod(0o644)
@@ -73,8 +79,8 @@ def test_damage_is_found(built: Generation, care: Callable[[str], Care]) -> None
     victim.write_text("X" + text[1:])
     victim.chmod(0o444)
     os.utime(victim, (before.st_atime, before.st_mtime))
-    assert care("verify").result["corrupt"] == 0
-    job = care("verify-contents")
+    assert do("store-verify").result["corrupt"] == 0
+    job = do("store-verify-contents")
     assert job.state == JobState.SUCCEEDED
     assert job.result["corrupt"] == 1
     assert job.result["damaged"][0]["name"] == built.system
@@ -82,14 +88,14 @@ def test_damage_is_found(built: Generation, care: Callable[[str], Care]) -> None
     assert job.progress_done == job.progress_total == job.result["read_bytes"] > 0
 
 
-def test_the_doctor_s_words_are_kept(people: People, care: Callable[[str], Care]) -> None:
+def test_the_doctor_s_words_are_kept(people: People, do: Callable[[str], HostTask]) -> None:
     """The machine's checks and the database's, each with its remedy."""
-    checks = {row["name"]: row for row in care("doctor").result["checks"]}
+    checks = {row["name"]: row for row in do("doctor").result["checks"]}
     assert checks["disk"]["remedy"] == "collect"
     assert checks["database"]["level"] == "ok"
     assert checks["administrator"]["fact"] == "1 active"
     people.alice.delete()
-    checks = {row["name"]: row for row in care("doctor").result["checks"]}
+    checks = {row["name"]: row for row in do("doctor").result["checks"]}
     assert (checks["administrator"]["level"], checks["administrator"]["remedy"]) == (
         "fail",
         "run `mm up`: it makes one",
@@ -98,25 +104,25 @@ def test_the_doctor_s_words_are_kept(people: People, care: Callable[[str], Care]
 
 def test_one_of_a_kind_at_a_time(people: People) -> None:
     """A second one is refused in words; a cancelled one makes room."""
-    first = actions.care(people.bob, "gc")
+    first = actions.start_task(people.bob, "store-collect")
     with pytest.raises(Conflict, match="under way on local already"):
-        actions.care(people.alice, "gc")
-    actions.care(people.bob, "verify")
-    assert actions.cancel_care(people.bob, first.pk).state == JobState.CANCELLED
+        actions.start_task(people.alice, "store-collect")
+    actions.start_task(people.bob, "store-verify")
+    assert actions.cancel_task(people.bob, first.pk).state == JobState.CANCELLED
     with pytest.raises(Conflict, match="has ended already"):
-        actions.cancel_care(people.bob, first.pk)
-    actions.care(people.alice, "gc")
-    assert AuditEvent.objects.filter(verb="host.gc", subject="host:local").count() == 2
+        actions.cancel_task(people.bob, first.pk)
+    actions.start_task(people.alice, "store-collect")
+    assert AuditEvent.objects.filter(verb="host.store-collect", subject="host:local").count() == 2
 
 
 def test_a_verification_is_cancelled_while_it_reads(built: Generation, people: People) -> None:
     """The flag is seen at the next bytes."""
-    job = actions.care(people.bob, "verify-contents")
-    with recording(Care, job.pk) as recorder:
+    job = actions.start_task(people.bob, "store-verify-contents")
+    with recording(HostTask, job.pk) as recorder:
         assert recorder is not None
-        actions.cancel_care(people.bob, job.pk)
+        actions.cancel_task(people.bob, job.pk)
         recorder._cancel_if_asked()
-        cares.run(recorder, machines.ToyMachine())
+        host_tasks.run(recorder, machines.ToyMachine())
     job.refresh_from_db()
     assert (job.state, job.result) == (JobState.CANCELLED, None)
 
@@ -124,16 +130,16 @@ def test_a_verification_is_cancelled_while_it_reads(built: Generation, people: P
 def test_who_may_and_on_what(people: People) -> None:
     """Viewers look at what was found and start nothing; hosts and kinds must exist."""
     with pytest.raises(Refused):
-        actions.care(people.carol, "doctor")
-    with pytest.raises(InvalidInput, match="no care for a host"):
-        actions.care(people.bob, "sweep")
+        actions.start_task(people.carol, "doctor")
+    with pytest.raises(InvalidInput, match="not a kind of task"):
+        actions.start_task(people.bob, "sweep")
     with pytest.raises(NotFound, match="no host moon"):
-        actions.care(people.bob, "doctor", host="moon")
+        actions.start_task(people.bob, "doctor", host="moon")
     Host.objects.create(name="other")
-    there = actions.care(people.bob, "doctor", host="other")
-    here = actions.care(people.bob, "doctor")
+    there = actions.start_task(people.bob, "doctor", host="other")
+    here = actions.start_task(people.bob, "doctor")
     assert there.host.queue == "host.other"
     found = queries.examinations(people.carol)
-    assert {care.pk for care in found.values()} == {there.pk, here.pk}
-    assert queries.cares(people.carol) == {"doctor": here}
+    assert {task.pk for task in found.values()} == {there.pk, here.pk}
+    assert queries.host_tasks(people.carol) == {"doctor": here}
     assert not Deployment.objects.exists()
