@@ -265,3 +265,12 @@ def test_a_redirect_is_followed_without_the_login(tmp_path: Path) -> None:
             cache = quick(first.replace("//", f"//name:{CANARY}@"))
             assert cache.read("x") == b"content"
     assert seen == [""]
+
+
+def test_certificates_that_cannot_be_read_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before anything is asked, with the variable that says where they should be."""
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "none.pem"))
+    with pytest.raises(InvalidInput, match="SSL_CERT_FILE"):
+        cache_at("https://cache.example")
