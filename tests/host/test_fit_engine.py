@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from mmadmin.core.engines.llama_server.memory_report import compare_buffers
 
 from bench.fit import serve_once
 from mmadmin.core.engines.llama_server.engine import ENGINE, Seat
 from mmadmin.core.engines.protocol import System
+from mmadmin.core.fit.estimate import compare_buffers
 from mmadmin.host.facts import host_facts
 from mmadmin.host.fit import predict_system
 from tests.support.engine import EngineStore
