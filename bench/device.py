@@ -42,6 +42,7 @@ from mmadmin.core.fit.estimate import (
     device_of,
 )
 from mmadmin.core.fit.facts import HostFacts
+from mmadmin.core.formats.gguf.format import FORMAT
 from mmadmin.core.formats.gguf.header import TENSOR_TYPES, GgufHeader, read_header
 from mmadmin.core.home import Home
 from mmadmin.core.spec.assemble import assemble
@@ -50,7 +51,6 @@ from mmadmin.core.spec.spec import Spec, parse_spec
 from mmadmin.core.store import Store, hash_file
 from mmadmin.host import engine_process
 from mmadmin.host.facts import host_facts
-from mmadmin.host.fit import shape_of_model
 from mmadmin.host.readiness import wait_ready
 from mmadmin.host.supervisor import Supervisor
 from tests.support.engine import ENGINE_SOURCE, toolbox_for
@@ -142,7 +142,7 @@ def run(chosen: argparse.Namespace, home: Home) -> int:
     )
     cards = [device_of(gpu) for gpu in facts.gpus if gpu.index in devices]
     made = ENGINE.memory.estimate(
-        shape_of_model(model), system.options, cards, cpu_features=facts.cpu_features
+        FORMAT.read_header(model), system.options, cards, cpu_features=facts.cpu_features
     )
     numbers = serve(home, system, made, devices)
     show(numbers["rows"])

@@ -129,8 +129,6 @@ STILL_SAID: dict[str, str] = {
     "mmadmin/core/fit/rules.py": "the table of rules names the engines and formats that they are about",
     "mmadmin/core/spec/lock.py": "the names in locks of format 1",
     "mmadmin/host/adopt.py": "models of other programs' caches, which are GGUF files",
-    "mmadmin/host/fit.py": "headers, sets and offers are still read as GGUF",
-    "mmadmin/host/hub_browser.py": "headers are still read as GGUF",
     "templates/editing/_found.html": "the listing of a repository is still one of GGUF sets",
     "templates/editing/page.html": "an example of a repository",
 }

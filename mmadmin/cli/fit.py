@@ -63,7 +63,7 @@ def fit(file: SpecFile, *, on: OnHost = "", as_json: JsonFlag = False) -> None:
         host = HostView("this machine", facts, engines, calibration_of(home))
     with asking("looking at the model's header", quiet=as_json) as say:
         seen = _stored(spec, home) or look(spec, hub_for(say))
-    wanted = wanted_of(spec, seen.shape, projector_bytes=seen.projector_bytes)
+    wanted = wanted_of(spec, seen.header, attachment_bytes=seen.attachment_bytes)
     answer = place(wanted, [host])
     rows = answer_as_json(answer)
     room = _room(answer, wanted, facts)
@@ -81,7 +81,7 @@ def fit(file: SpecFile, *, on: OnHost = "", as_json: JsonFlag = False) -> None:
     else:
         console.print(
             f"[bold]{escape(seen.label)}[/] of {escape(seen.where)}, "
-            f"{bytes_text(seen.size_bytes)}, {seen.shape.parameters / 1e9:.1f} B parameters"
+            f"{bytes_text(seen.size_bytes)}, {seen.header.parameters / 1e9:.1f} B parameters"
         )
         for row in rows:
             _show(row)

@@ -15,8 +15,8 @@ from typing import Any
 
 from mmadmin.core.build.recipe import Recipe
 from mmadmin.core.engines.protocol import Engine
-from mmadmin.core.errors import InvalidDerivation, InvalidSpec
-from mmadmin.core.formats.protocol import ModelFormat
+from mmadmin.core.errors import InvalidDerivation, InvalidModel, InvalidSpec
+from mmadmin.core.formats.protocol import FileSet, ModelFormat
 
 DEFAULT_ENGINE = "llama-server"
 """The engine of a deployment file that names none."""
@@ -95,3 +95,14 @@ def _load(group: str) -> Mapping[str, Any]:
 def format_of(path: str) -> ModelFormat | None:
     """The format that reads a file of that name; None = nobody does."""
     return next((one for one in formats().values() if one.owns(path)), None)
+
+
+def format_of_set(chosen: FileSet) -> ModelFormat:
+    """The format that a set is in; `InvalidModel` lists the known ones."""
+    found = format_of(chosen.files[0].path)
+    if found is None:
+        raise InvalidModel(
+            f"{chosen.files[0].path} is in no known model format",
+            remedy=f"known formats: {', '.join(sorted(formats()))}",
+        )
+    return found

@@ -26,8 +26,8 @@ from urllib.parse import unquote, urlsplit
 import httpx2
 import psutil
 
+from mmadmin.core import catalog
 from mmadmin.core.build.recipe import Json
-from mmadmin.core.catalog import DEFAULT_ENGINE
 from mmadmin.core.errors import MmError, ToolMissing
 from mmadmin.core.fit.facts import HostFacts
 from mmadmin.core.fit.rules import Case, judge, version_of
@@ -189,9 +189,10 @@ def compilers(patient: Patient) -> Result:
             f"{', '.join(found)}; no CUDA toolkit, so that engines are built for the CPU alone",
             "install a CUDA toolkit (nvcc); for a V100 one of version 12",
         )
-    case = Case(DEFAULT_ENGINE, architectures=facts.cuda_architectures, cuda=version_of(facts.cuda))
-    for finding in judge(case).refusals:
-        return Result("compiler", "fail", finding.message, finding.remedy)
+    for kind in sorted(catalog.engines()):
+        case = Case(kind, architectures=facts.cuda_architectures, cuda=version_of(facts.cuda))
+        for finding in judge(case).refusals:
+            return Result("compiler", "fail", finding.message, finding.remedy)
     return Result("compiler", "ok", ", ".join([*found, f"CUDA {facts.cuda}"]))
 
 

@@ -15,11 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from mmadmin.core import catalog
-from mmadmin.core.build.derivation import Derivation
 from mmadmin.core.build.planner import Outputs
 from mmadmin.core.build.recipe import HubSource, Json, PathSource
-from mmadmin.core.engines.llama_server.parts import fetched_model, fetched_projector
-from mmadmin.core.engines.protocol import Options, System
+from mmadmin.core.engines.protocol import TEMPLATE, Engine, Options, System
 from mmadmin.core.errors import DoesNotFit, InvalidModel, InvalidSpec, NotFound
 from mmadmin.core.fit.estimate import (
     Calibration,
@@ -41,12 +39,10 @@ from mmadmin.core.fit.placement import (
     with_host,
 )
 from mmadmin.core.fit.rules import judge, version_of
-from mmadmin.core.formats.gguf.header import TENSOR_TYPES, read_header
-from mmadmin.core.formats.gguf.sets import GgufSet, group, select, sibling
-from mmadmin.core.formats.gguf.shape import ModelShape, shape_of_headers
-from mmadmin.core.formats.protocol import RepoFile
+from mmadmin.core.formats.protocol import FileSet, ModelFormat, ModelHeader, RepoFile
 from mmadmin.core.home import Home
 from mmadmin.core.spec.lock import Lock
+from mmadmin.core.spec.pins import PinRequest
 from mmadmin.core.spec.spec import Spec
 from mmadmin.core.store import Store
 from mmadmin.host import process_tree
@@ -56,24 +52,20 @@ if TYPE_CHECKING:
     from mmadmin.host.hub import Hub
     from mmadmin.host.hub_browser import Listing
 
-
-DEFAULT_CONTEXT = 32768
-"""Tokens a request, where nobody has said what is wanted."""
-OFFERED_ENGINE = "llama-server"
-"""The engine that a repository's models are offered for."""
 LEAST_SHARE = 0.5
 """Of what was planned on a GPU, the part that an engine holds at least once it has loaded."""
 READ_ATTEMPTS = 3
 """So many sets of a repository are tried before it is taken for one without language models."""
 log_damage = logging.getLogger(__name__)
-BLOCKS: Mapping[str, tuple[int, int]] = {name: (n, size) for name, n, size in TENSOR_TYPES.values()}
+MODEL = "model"
+"""The pin that holds the model's own files; others of its part are loaded beside it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
     """A deployment's model as far as its header says."""
 
-    shape: ModelShape
+    header: ModelHeader
     size_bytes: int
     """Bytes to fetch."""
     where: str
@@ -81,21 +73,8 @@ class Look:
     label: str
     """The quant or file that was chosen."""
     listing: Listing | None = None
-    projector_bytes: int = 0
-    """Size of the projector that the spec names."""
-
-
-def shape_of_model(path: Path) -> ModelShape:
-    """The shape of a local GGUF; any shard stands for its whole set. Raises `InvalidModel`."""
-    files = [
-        RepoFile(file.name, file.stat().st_size)
-        for file in sorted(path.parent.glob("*.gguf"))
-        if file.is_file()
-    ]
-    for one in group(files):
-        if path.name in {file.path for file in one.files}:
-            return shape_of_headers([read_header(path.parent / f.path) for f in one.files])
-    return shape_of_headers([read_header(path)])
+    attachment_bytes: int = 0
+    """Size of the files that are loaded besides the model."""
 
 
 def look(spec: Spec, hub: Hub | None = None) -> Look:
@@ -106,96 +85,117 @@ def look(spec: Spec, hub: Hub | None = None) -> Look:
     raises.
     """
     from mmadmin.host.hub import Hub
-    from mmadmin.host.hub_browser import browse, read_shape
+    from mmadmin.host.hub_browser import browse, read_header
 
-    model = spec.model
-    if model.source == "path":
-        path = Path(model.path)
-        if path.is_dir():
-            files = [
-                RepoFile(f.relative_to(path).as_posix(), f.stat().st_size)
-                for f in path.rglob("*.gguf")
-                if f.is_file()
-            ]
-            path /= select(files, None).files[0].path
-        shape = shape_of_model(path)
-        return Look(
-            _requantized(shape, model.quantize),
-            path.stat().st_size,
-            str(path),
-            path.name,
-            projector_bytes=Path(model.mmproj).stat().st_size if model.mmproj else 0,
-        )
-    if model.source != "hub":
+    engine = catalog.engine(spec.engine_kind)
+    model, *attached = (pin for pin in engine.pins(spec) if pin.part == MODEL)
+    origin = model.origin
+    if origin is not None and origin.source == "path":
+        return _look_here(spec, engine, Path(origin.path), attached)
+    if origin is None or origin.source != "hub":
         raise InvalidSpec(
             "the header of this model cannot be seen before it is downloaded",
             remedy="to have it read in the store, fetch and build it first",
             field="model.source",
             command="mm build FILE",
         )
-    found = browse(hub or Hub.from_env(), model.repo, model.revision)
-    files = [f for f in found.files if not model.files or f.path in model.files]
-    if not files:
-        raise NotFound(f"{found.repo} has none of the files that are named", field="model.files")
-    chosen = select(files, model.quant or None)
-    glimpse = read_shape(hub or Hub.from_env(), found.repo, found.commit, chosen)
+    hub = hub or Hub.from_env()
+    found = browse(hub, origin.repo, origin.revision)
+    listed = {file.path: file for file in found.files}
+    chosen = _chosen_set(_format(engine), [listed[path] for path in _choose(model, found.files)])
+    glimpse = read_header(hub, found.repo, found.commit, chosen)
+    beside = [listed[path] for pin in attached for path in _choose(pin, found.files)]
     return Look(
-        _requantized(glimpse.shape, model.quantize),
+        engine.expected_header(glimpse.header, spec),
         chosen.size_bytes,
         f"{found.repo}@{found.commit[:12]}",
         chosen.label,
         found,
-        next((file.size_bytes for file in found.files if file.path == model.mmproj), 0),
+        sum(file.size_bytes for file in beside),
     )
+
+
+def _look_here(spec: Spec, engine: Engine, path: Path, attached: Sequence[PinRequest]) -> Look:
+    """As `look`, at files of this host."""
+    kind = _format(engine)
+    if path.is_dir():
+        files = [
+            RepoFile(f.relative_to(path).as_posix(), f.stat().st_size)
+            for f in path.rglob("*")
+            if kind.owns(f.name) and f.is_file()
+        ]
+        path /= kind.select(files, None).files[0].path
+    beside = [Path(pin.origin.path) for pin in attached if pin.origin is not None]
+    return Look(
+        engine.expected_header(kind.read_header(path), spec),
+        path.stat().st_size,
+        str(path),
+        path.name,
+        attachment_bytes=sum(file.stat().st_size for file in beside),
+    )
+
+
+def _format(engine: Engine) -> ModelFormat:
+    return catalog.model_format(engine.model_format)
+
+
+def _choose(pin: PinRequest, files: Sequence[RepoFile]) -> Sequence[str]:
+    if pin.choose is None:
+        raise AssertionError(f"the files of {pin.name} in a repository are always chosen")
+    return pin.choose(files)
+
+
+def _chosen_set(kind: ModelFormat, files: Sequence[RepoFile]) -> FileSet:
+    """The set that chosen files are."""
+    (chosen,) = kind.group(files)
+    return chosen
 
 
 def stored(spec: Spec, lock: Lock, store: Store) -> Look | None:
     """Read the header of a model that lies in the store as it was published; None = it is not."""
     outputs = Outputs(store)
-
-    def path_of(part: tuple[Derivation, str] | None) -> Path | None:
-        known = outputs.of(part[0]) if part else None
-        if part is None or known is None or known.object is None or not known.here:
-            return None
-        return store.object_path(known.object) / part[1]
-
-    path = path_of(fetched_model(spec, lock))
+    engine = catalog.engine(spec.engine_kind)
+    kind = _format(engine)
+    paths: dict[str, Path] = {}
+    for name, (derivation, file) in engine.published(spec, lock).items():
+        known = outputs.of(derivation)
+        if known.object is not None and known.here:
+            paths[name] = store.object_path(known.object) / file
+    path = paths.pop(MODEL, None)
     if path is None:
         return None
-    projector = path_of(fetched_projector(spec, lock))
+    whole = [file for file in path.parent.iterdir() if kind.owns(file.name)]
     return Look(
-        _requantized(shape_of_model(path), spec.model.quantize),
-        sum(file.stat().st_size for file in path.parent.glob("*.gguf"))
-        if len(lock.of("model")) > 1
-        else path.stat().st_size,
+        engine.expected_header(kind.read_header(path), spec),
+        sum(file.stat().st_size for file in (whole if len(lock.of(MODEL)) > 1 else [path])),
         str(path.parent),
         path.name,
-        projector_bytes=projector.stat().st_size if projector else 0,
+        attachment_bytes=sum(file.stat().st_size for file in paths.values()),
     )
 
 
 def wanted_of(
     spec: Spec,
-    shape: ModelShape,
+    header: ModelHeader,
     *,
-    projector_bytes: int = 0,
+    attachment_bytes: int = 0,
     overruled: Mapping[str, str] | None = None,
 ) -> Wanted:
-    """What shall be placed, from a deployment file and its model's shape."""
+    """What shall be placed, from a deployment file and its model's header."""
     memory = catalog.engine(spec.engine_kind).memory
     built = memory.build_case(spec.engine)
     case = replace(
-        memory.case(shape, spec.serve),
+        memory.case(header, spec.serve),
         engine_version=built.engine_version,
         built_for=built.built_for,
     )
     return Wanted(
         memory,
-        shape,
+        header,
         spec.serve,
         case,
         build=spec.engine,
-        attachment_bytes=projector_bytes,
+        attachment_bytes=attachment_bytes,
         devices=spec.devices,
         overruled={**spec.activation.overrule, **(overruled or {})},
     )
@@ -228,11 +228,13 @@ def before_download(
     """
     from mmadmin.host.hub import Hub
 
-    shape = _locked_shape(spec, lock, hub or Hub.from_env())
-    if shape is None:
+    header = _locked_header(spec, lock, hub or Hub.from_env())
+    if header is None:
         return None
-    projector = sum(file.size for file in lock.of("mmproj"))
-    wanted = wanted_of(spec, shape, projector_bytes=projector, overruled=overruled)
+    pins = catalog.engine(spec.engine_kind).pins(spec)
+    attached = {pin.name for pin in pins if pin.part == MODEL and pin.name != MODEL}
+    size = sum(file.size for name in attached for file in lock.of(name))
+    wanted = wanted_of(spec, header, attachment_bytes=size, overruled=overruled)
     answer = place(wanted, [host])
     rows = answer_as_json(answer)
     messages = [str(row["words"]) for row in rows]
@@ -275,23 +277,24 @@ def _refuse_for_good(refusal: Refusal, facts: HostFacts) -> None:
         )
 
 
-def _locked_shape(spec: Spec, lock: Lock, hub: Hub) -> ModelShape | None:
-    from mmadmin.host.hub_browser import read_shape
+def _locked_header(spec: Spec, lock: Lock, hub: Hub) -> ModelHeader | None:
+    from mmadmin.host.hub_browser import read_header
 
-    sources = [file.source for file in lock.of("model")]
+    engine = catalog.engine(spec.engine_kind)
+    kind = _format(engine)
+    sources = [file.source for file in lock.of(MODEL)]
     if all(isinstance(source, PathSource) for source in sources):
         first = cast("PathSource", sources[0])
-        return _requantized(shape_of_model(Path(first.path)), spec.model.quantize)
+        return cast("ModelHeader", engine.expected_header(kind.read_header(Path(first.path)), spec))
     if not all(isinstance(source, HubSource) for source in sources):
         return None
-    first_hub = cast("HubSource", sources[0])
+    hubs = [cast("HubSource", source) for source in sources]
     files = [
-        RepoFile(cast("HubSource", file.source).path, file.size, file.sha256)
-        for file in lock.of("model")
+        RepoFile(source.path, file.size, file.sha256)
+        for source, file in zip(hubs, lock.of(MODEL), strict=True)
     ]
-    chosen = select(files, None)
-    glimpse = read_shape(hub, first_hub.repo, first_hub.revision, chosen)
-    return _requantized(glimpse.shape, spec.model.quantize)
+    glimpse = read_header(hub, hubs[0].repo, hubs[0].revision, _chosen_set(kind, files))
+    return cast("ModelHeader", engine.expected_header(glimpse.header, spec))
 
 
 def offers(
@@ -310,65 +313,68 @@ def offers(
     from mmadmin.host.hub_browser import browse
 
     listing = browse(hub, repo, revision)
-    models = [one for one in listing.sets if one.kind == "model" and one.complete]
+    models = [one for one in listing.sets if one.kind == MODEL and not one.missing]
     data = listing.as_json()
     if not models:
         return {**data, "architecture": "", "best": None, "offers": []}
-    read, shape, notes = _first_readable(hub, listing, models)
-    if read is None or shape is None:
+    read, header, notes = _first_readable(hub, listing, models)
+    if read is None or header is None:
         known = cast("list[Json]", data["notes"])
         return {**data, "notes": [*known, *notes], "architecture": "", "best": None, "offers": []}
-    wanted = serve or {"context": min(shape.context_train or DEFAULT_CONTEXT, DEFAULT_CONTEXT)}
-    options = catalog.engine("llama-server").read_options(wanted)
-    made = [_offer(one, read, shape, hosts, options) for one in models]
-    for one, offer in zip(models, made, strict=True):
-        projector = sibling(listing.files, one, "mmproj")
-        offer["projector"] = projector.files[0].path if projector else None
+    kind = catalog.format_of_set(read)
+    engine = next(one for one in catalog.engines().values() if one.model_format == kind.kind)
+    options = engine.read_options(serve or engine.first_options(header))
+    same_format = [one for one in models if catalog.format_of_set(one) is kind]
+    made: list[dict[str, Json]] = []
+    for one in same_format:
+        expected = header if one is read else kind.scaled(header, one, read)
+        offer = _offer(one, expected, hosts, engine, options)
+        made.append(
+            {**offer, "exact": one is read, "projector": kind.attachment(listing.files, one)}
+        )
     best = [
         one.label
-        for one, offer in zip(models, made, strict=True)
+        for one, offer in zip(same_format, made, strict=True)
         if any(row["ok"] and not row["stop"] for row in cast("list[dict[str, Json]]", offer["fit"]))
     ]
     return {
         **data,
-        "architecture": shape.architecture,
+        "architecture": header.architecture,
         "best": best[-1] if best else None,
         "offers": cast("Json", made),
     }
 
 
 def _first_readable(
-    hub: Hub, listing: Listing, models: Sequence[GgufSet]
-) -> tuple[GgufSet | None, ModelShape | None, list[str]]:
+    hub: Hub, listing: Listing, models: Sequence[FileSet]
+) -> tuple[FileSet | None, ModelHeader | None, list[str]]:
     """The first set whose header is that of a language model; why the others are not."""
-    from mmadmin.host.hub_browser import read_shape
+    from mmadmin.host.hub_browser import read_header
 
     notes: list[str] = []
     for one in models[:READ_ATTEMPTS]:
         try:
-            return one, read_shape(hub, listing.repo, listing.commit, one).shape, notes
+            return one, read_header(hub, listing.repo, listing.commit, one).header, notes
         except InvalidModel as error:
             notes.append(f"{one.label} cannot be judged: {error.message}")
     return None, None, notes
 
 
 def _offer(
-    one: GgufSet,
-    read: GgufSet,
-    shape: ModelShape,
+    one: FileSet,
+    header: ModelHeader,
     hosts: Sequence[HostView],
+    engine: Engine,
     options: Options,
 ) -> dict[str, Json]:
-    scaled = shape if one is read else _scaled(shape, one, read)
-    memory = catalog.engine(OFFERED_ENGINE).memory
-    answer = place(Wanted(memory, scaled, options, memory.case(scaled, options)), hosts)
+    memory = engine.memory
+    answer = place(Wanted(memory, header, options, memory.case(header, options)), hosts)
     return {
         "quant": one.quant,
         "name": one.name,
         "files": [file.path for file in one.files],
         "size_bytes": one.size_bytes,
-        "context_train": shape.context_train,
-        "exact": one is read,
+        "context_train": header.context_train,
         "fit": cast("Json", answer_as_json(answer)),
     }
 
@@ -433,9 +439,10 @@ def running_engines(home: Home, facts: HostFacts) -> list[Running]:
 
 def wanted_of_system(system: System, spec: Spec, built_on: HostFacts | None) -> Wanted:
     """What shall be placed, from a built system, its deployment file and the host that built it."""
-    attachments = system.parts["mmproj"].stat().st_size if "mmproj" in system.parts else 0
-    header = shape_of_model(system.parts["model"])
-    wanted = wanted_of(spec, header, projector_bytes=attachments)
+    attached = system.parts.keys() - {"engine", MODEL, TEMPLATE}
+    size = sum(system.parts[name].stat().st_size for name in attached)
+    kind = catalog.model_format(catalog.engine(system.engine_kind).model_format)
+    wanted = wanted_of(spec, kind.read_header(system.parts[MODEL]), attachment_bytes=size)
     cuda = version_of(built_on.cuda) if built_on else None
     return replace(
         wanted,
@@ -538,49 +545,3 @@ def _keep_calibration(home: Home, known: Calibration) -> None:
 
 def _calibration_file(home: Home) -> Path:
     return home.root / "calibration.json"
-
-
-# -- shapes of files that are not there yet
-
-
-def _scaled(shape: ModelShape, wanted: GgufSet, read: GgufSet) -> ModelShape:
-    """The same layers with weights of another quant: sizes in proportion to the files'."""
-    size, known = wanted.size_bytes, read.size_bytes
-    main = _main_type(wanted.quant or "")
-    return replace(
-        shape,
-        weights=tuple(
-            replace(
-                w,
-                size=w.size * size // known,
-                offset=w.offset * size // known,
-                type=main if main in BLOCKS else w.type,
-            )
-            if len(w.shape) > 1
-            else w
-            for w in shape.weights
-        ),
-    )
-
-
-def _main_type(quant: str) -> str:
-    """The type of most matrices of a quant: `Q4_K` of `UD-Q4_K_XL`."""
-    bare = quant.upper().rpartition("-")[2]
-    return next((name for name in (bare, bare.rpartition("_")[0]) if name in BLOCKS), bare)
-
-
-def _requantized(shape: ModelShape, quant: str) -> ModelShape:
-    """The weights as `llama-quantize` would make them, by the quant's main type."""
-    main = _main_type(quant)
-    if main not in BLOCKS:
-        return shape
-    block, size = BLOCKS[main]
-    return replace(
-        shape,
-        weights=tuple(
-            replace(w, type=main, size=w.elements // block * size)
-            if len(w.shape) > 1 and w.shape[0] % block == 0
-            else w
-            for w in shape.weights
-        ),
-    )

@@ -1,7 +1,7 @@
 """What a hub repository offers, and what a model in it would need, before anything is downloaded.
 
-`browse` lists the GGUF sets of a repository at one commit, with licence and name as the hub has
-them now. `read_shape` reads a set's headers by HTTP ranges: a few megabytes and a few requests,
+`browse` lists the model files of a repository at one commit, with licence and name as the hub has
+them now. `read_header` reads a set's headers by HTTP ranges: a few megabytes and a few requests,
 whatever the size of the set. Both explain gated, missing and renamed repositories (the errors are
 those of `mmadmin.host.hub`).
 """
@@ -9,18 +9,16 @@ those of `mmadmin.host.hub`).
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import httpx2
 
+from mmadmin.core import catalog
 from mmadmin.core.build.recipe import Json
 from mmadmin.core.errors import InvalidModel, SourceUnavailable
-from mmadmin.core.formats.gguf.header import GgufHeader, Tensor, Value, read_dimensions, read_stream
-from mmadmin.core.formats.gguf.sets import GgufSet, group
-from mmadmin.core.formats.gguf.shape import ModelShape, shape_of
-from mmadmin.core.formats.protocol import FileSet, RepoFile
+from mmadmin.core.formats.protocol import FileSet, ModelHeader, RepoFile
 from mmadmin.host.download import Remote, client, refusal
 from mmadmin.host.hub import Hub, HubFile
 
@@ -47,12 +45,12 @@ class Listing:
     licence_link: str
     gated: bool
     """True when its files want an accepted licence."""
-    sets: tuple[GgufSet, ...]
+    sets: tuple[FileSet, ...]
     """Models first, by size."""
     other_files: int
-    """Files that are no GGUF."""
+    """Files that belong to no known format."""
     notes: tuple[str, ...] = ()
-    """What a person should know: renamed, gated, incomplete sets, no GGUF at all."""
+    """What a person should know: renamed, gated, incomplete sets, no model at all."""
     files: tuple[RepoFile, ...] = field(default=(), repr=False)
 
     def as_json(self) -> dict[str, Json]:
@@ -85,8 +83,7 @@ class Listing:
 class Glimpse:
     """What the headers of a set said, and what it cost to read them."""
 
-    shape: ModelShape
-    metadata: Mapping[str, Value]
+    header: ModelHeader
     requests: int
     bytes_read: int
 
@@ -100,7 +97,7 @@ def browse(hub: Hub, repo: str, revision: str = "main") -> Listing:
     name = str(getattr(info, "id", "") or repo)
     commit = str(info.sha or "")
     found = [_repo_file(file) for file in hub.files(name, commit)]
-    sets = group(found)
+    sets = tuple(one for kind in catalog.formats().values() for one in kind.group(found))
     card = _card(info)
     gated = bool(getattr(info, "gated", False))
     return Listing(
@@ -117,49 +114,31 @@ def browse(hub: Hub, repo: str, revision: str = "main") -> Listing:
     )
 
 
-def read_shape(hub: Hub, repo: str, commit: str, chosen: GgufSet) -> Glimpse:
-    """Dimensions and tensor table of a set, by ranges of its files. Blocking.
+def read_header(hub: Hub, repo: str, commit: str, chosen: FileSet) -> Glimpse:
+    """The header of a set, by ranges of its files. Blocking.
 
-    A set whose first shard holds only metadata (and a vocabulary of many megabytes) is read up to
-    that vocabulary; its other shards have small headers. Raises `InvalidModel` when a file is no
-    GGUF, and what `browse` raises.
+    Raises `InvalidModel` when a file is damaged or of another format, and what `browse` raises.
     """
     with client(stall_s=STALL_S) as http:
         budget = _Budget(http)
-        file = chosen.files[0]
-        if chosen.shards == 1:
-            header = _header(budget, hub.remote(repo, commit, file.path), file)
-            return _glimpse(header.metadata, [header.tensors], budget)
-        first = _RangeFile(budget, hub.remote(repo, commit, file.path), file.size_bytes)
-        metadata = read_dimensions(first, file.size_bytes, file.path)
-        rest = [
-            _header(budget, hub.remote(repo, commit, one.path), one) for one in chosen.files[1:]
-        ]
-        total = rest[0].integer("split.tensors.count")
-        tables = [(), *(header.tensors for header in rest)]
-        if total is None or sum(len(table) for table in tables) < total:
-            first.seek(0)  # the first shard holds tensors too: their table follows the vocabulary
-            header = read_stream(first, file.size_bytes, file.path)
-            metadata, tables[0] = header.metadata, header.tensors
-        return _glimpse(metadata, tables, budget)
+        header = catalog.format_of_set(chosen).read_remote(
+            chosen, _opener(hub, repo, commit, budget)
+        )
+        return Glimpse(header, budget.requests, budget.bytes_read)
 
 
 def read_template(hub: Hub, repo: str, commit: str, chosen: FileSet) -> str | None:
-    """The chat template of a set, by ranges of its first file (it follows the vocabulary).
+    """The chat template of a set, by ranges of its files; None when the model has none.
 
-    Blocking. None when the model has none. Raises as `read_shape`.
+    Blocking. Raises as `read_header`.
     """
-    file = chosen.files[0]
     with client(stall_s=STALL_S) as http:
-        header = _header(_Budget(http), hub.remote(repo, commit, file.path), file)
-    template = header.metadata.get("tokenizer.chat_template")
-    return template if isinstance(template, str) else None
+        opener = _opener(hub, repo, commit, _Budget(http))
+        return catalog.format_of_set(chosen).read_remote_template(chosen, opener)
 
 
-def _glimpse(
-    metadata: Mapping[str, Value], tables: Sequence[Sequence[Tensor]], budget: _Budget
-) -> Glimpse:
-    return Glimpse(shape_of(metadata, tables), metadata, budget.requests, budget.bytes_read)
+def _opener(hub: Hub, repo: str, commit: str, budget: _Budget) -> Callable[[RepoFile], _RangeFile]:
+    return lambda file: _RangeFile(budget, hub.remote(repo, commit, file.path), file.size_bytes)
 
 
 @dataclass(slots=True)
@@ -258,11 +237,6 @@ class _RangeFile(io.BytesIO):
         self.data += data
 
 
-def _header(budget: _Budget, remote: Remote, file: RepoFile) -> GgufHeader:
-    stream = _RangeFile(budget, remote, file.size_bytes)
-    return read_stream(stream, file.size_bytes, file.path)
-
-
 def _repo_file(file: HubFile) -> RepoFile:
     return RepoFile(file.path, file.size, file.sha256)
 
@@ -282,15 +256,16 @@ def _licence(info: Any, card: Mapping[str, Any]) -> str:
     return next((t.removeprefix("license:") for t in tags if t.startswith("license:")), "")
 
 
-def _notes(asked: str, name: str, sets: tuple[GgufSet, ...], *, gated: bool) -> tuple[str, ...]:
+def _notes(asked: str, name: str, sets: tuple[FileSet, ...], *, gated: bool) -> tuple[str, ...]:
     notes: list[str] = []
     if name != asked:
         notes.append(f"{asked} was renamed: the hub has it as {name} now; write that name")
     if gated:
         notes.append("its files want a licence accepted by the account of HF_TOKEN")
     if not any(one.kind == "model" for one in sets):
+        known = ", ".join(kind.upper() for kind in sorted(catalog.formats()))
         notes.append(
-            "it holds no model in GGUF form; look for a repository whose name ends in GGUF"
+            f"it has no model in a known format ({known}); look for a repository that says so"
         )
     notes += [
         f"{one.label}: shard {', '.join(map(str, one.missing))} of {one.shards} is missing"

@@ -27,6 +27,7 @@ from mmadmin.core.fit.placement import (
     place,
     seats,
 )
+from mmadmin.core.formats.gguf.format import FORMAT
 from mmadmin.core.formats.gguf.sets import select
 from mmadmin.core.home import Home
 from mmadmin.core.spec.lock import Lock, LockedFile
@@ -46,7 +47,6 @@ from mmadmin.host.fit import (
     report,
     running_engines,
     running_view,
-    shape_of_model,
     wanted_of,
     wanted_of_system,
 )
@@ -89,7 +89,7 @@ def test_the_catalog_deployment_on_a_laptop(local: LocalHub) -> None:
     seen = look(spec, hub_of(local))
     assert seen.label == "Q4_K_M"
     assert seen.listing is not None
-    answer = place(wanted_of(spec, seen.shape), [V100S, CPU])
+    answer = place(wanted_of(spec, seen.header), [V100S, CPU])
     assert [c.host for c in answer.candidates] == ["v100x4"]
     rows = answer_as_json(answer)
     assert [row["ok"] for row in rows] == [True, False]
@@ -126,7 +126,8 @@ def test_a_locked_deployment_is_judged_before_its_download(local: LocalHub) -> N
     seeing = replace(
         lock, pins={**lock.pins, "mmproj": (replace(locked, path="mmproj.gguf", size=2 << 30),)}
     )
-    both = before_download(spec, seeing, V100S, hub_of(local))
+    with_projector = replace(spec, model=replace(spec.model, mmproj="mmproj.gguf"))
+    both = before_download(with_projector, seeing, V100S, hub_of(local))
     assert both is not None
     first, second = (f.answer[0]["per_device_bytes"] for f in (fine, both))
     assert second[0] - first[0] > 2 << 30  # type: ignore[index, operator]
@@ -212,9 +213,9 @@ def test_a_package_cannot_be_looked_at_before_it_is_here(local: LocalHub, tmp_pa
         file.write(hollow.head)
         file.truncate(hollow.size)
     here = replace(spec, model=replace(spec.model, source="path", path=str(model), quantize=""))
-    assert look(here).shape.weight_bytes == mistral_medium("Q4_K_M").weight_bytes
+    assert look(here).header.weight_bytes == mistral_medium("Q4_K_M").weight_bytes
     folder = replace(here, model=replace(here.model, path=str(tmp_path), quantize="Q8_0"))
-    quantized = look(folder).shape
+    quantized = look(folder).header
     assert quantized.weight_bytes == pytest.approx(125e9 * 8.5 / 8, rel=0.01)
     with pytest.raises(NotFound):
         look(parse_spec(_hub_spec("Q2_K")), hub_of(local))
@@ -372,6 +373,6 @@ def test_any_shard_stands_for_its_set(tmp_path: Path) -> None:
             file.write(hollow.head)
             file.truncate(hollow.size)
     (tmp_path / "dead.gguf").symlink_to(tmp_path / "gone.gguf")
-    shapes = [shape_of_model(tmp_path / f"m-0000{i}-of-00002.gguf") for i in (1, 2)]
+    shapes = [FORMAT.read_header(tmp_path / f"m-0000{i}-of-00002.gguf") for i in (1, 2)]
     assert shapes[0] == shapes[1]
     assert shapes[0].weight_bytes == mistral_medium("Q4_K_M").weight_bytes

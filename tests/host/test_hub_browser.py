@@ -24,7 +24,7 @@ from mmadmin.core.formats.gguf.header import read_stream
 from mmadmin.core.formats.gguf.sets import select
 from mmadmin.core.formats.gguf.shape import Weight
 from mmadmin.host.hub import Hub
-from mmadmin.host.hub_browser import browse, read_shape
+from mmadmin.host.hub_browser import browse, read_header
 from mmadmin.host.policy import Policy
 from tests.core.formats.gguf.tables import mistral_medium
 from tests.support.hub import Hollow, LocalHub, instead, local_hub, status
@@ -117,16 +117,16 @@ def test_a_70_gb_set_costs_a_few_requests(local: LocalHub, big_files: dict[str, 
     listing = browse(quick(local), "team/m-GGUF")
     chosen = select(listing.files, "Q4_K_M")
     assert chosen.size_bytes > 70e9
-    glimpse = read_shape(quick(local), listing.repo, listing.commit, chosen)
+    glimpse = read_header(quick(local), listing.repo, listing.commit, chosen)
     assert local.sent <= 8_000_000
     assert len(local.seen) <= 12
     assert glimpse.bytes_read <= 8_000_000
     known = mistral_medium("Q4_K_M")
-    assert glimpse.shape.weight_bytes == known.weight_bytes
-    assert glimpse.shape.layers == 88
+    assert glimpse.header.weight_bytes == known.weight_bytes
+    assert glimpse.header.layers == 88
     card = Device(90, 140 << 30, 139 << 30)
     run = run_shape(context=65536)
-    assert predict(glimpse.shape, run, [card]).per_device == predict(known, run, [card]).per_device
+    assert predict(glimpse.header, run, [card]).per_device == predict(known, run, [card]).per_device
 
 
 def test_a_single_70_gb_file_is_read_through_its_vocabulary(
@@ -136,12 +136,12 @@ def test_a_single_70_gb_file_is_read_through_its_vocabulary(
     local.repo("team/m-GGUF").commit(dict(big_files))
     listing = browse(quick(local), "team/m-GGUF")
     chosen = select(listing.files, "Q5_K_M")
-    glimpse = read_shape(quick(local), listing.repo, listing.commit, chosen)
+    glimpse = read_header(quick(local), listing.repo, listing.commit, chosen)
     head = big_files["m-Q5_K_M.gguf"].head
     assert len(head) <= local.sent <= len(head) + MIB
     assert len(local.seen) <= 12
-    assert glimpse.shape.weight_bytes == mistral_medium("Q5_K_M").weight_bytes
-    assert glimpse.shape.vocabulary == SMALL_VOCABULARY
+    assert glimpse.header.weight_bytes == mistral_medium("Q5_K_M").weight_bytes
+    assert glimpse.header.vocabulary == SMALL_VOCABULARY
 
 
 def test_shards_that_all_hold_tensors(local: LocalHub, tmp_path: Path) -> None:
@@ -159,8 +159,8 @@ def test_shards_that_all_hold_tensors(local: LocalHub, tmp_path: Path) -> None:
     }
     local.repo("team/m-GGUF").commit(files)
     listing = browse(quick(local), "team/m-GGUF")
-    glimpse = read_shape(quick(local), listing.repo, listing.commit, select(listing.files, None))
-    assert glimpse.shape.weight_bytes == mistral_medium("Q6_K").weight_bytes
+    glimpse = read_header(quick(local), listing.repo, listing.commit, select(listing.files, None))
+    assert glimpse.header.weight_bytes == mistral_medium("Q6_K").weight_bytes
 
 
 def test_a_listing_has_sets_licence_and_notes(local: LocalHub) -> None:
@@ -219,7 +219,7 @@ def test_selectors_on_a_listing_of_everything(local: LocalHub) -> None:
 def test_a_repository_without_gguf_says_so(local: LocalHub) -> None:
     """A checkpoint repository is no error, and the note says where to look."""
     local.repo("team/m").commit({"model.safetensors": bytes(3000)})
-    assert "no model in GGUF form" in browse(quick(local), "team/m").notes[0]
+    assert "no model in a known format (GGUF)" in browse(quick(local), "team/m").notes[0]
 
 
 def test_missing_private_and_gated_are_told_apart(local: LocalHub) -> None:
@@ -257,7 +257,7 @@ def test_the_token_is_sent_to_the_hub_alone(local: LocalHub, big_files: dict[str
     local.repo("team/m-GGUF", token=TOKEN).commit(dict(big_files))
     hub = quick(local, TOKEN)
     listing = browse(hub, "team/m-GGUF")
-    read_shape(hub, listing.repo, listing.commit, select(listing.files, "Q4_K_M"))
+    read_header(hub, listing.repo, listing.commit, select(listing.files, "Q4_K_M"))
     assert local.requests("/cdn/")
     for seen in local.requests("/cdn/"):
         assert TOKEN not in str(seen.headers)
@@ -271,14 +271,14 @@ def test_pointers_pages_and_broken_answers_are_explained(local: LocalHub) -> Non
     )
     listing = browse(quick(local), "team/m")
     with pytest.raises(InvalidModel, match="Git-LFS pointer"):
-        read_shape(quick(local), "team/m", listing.commit, select(listing.files, "q8_0"))
+        read_header(quick(local), "team/m", listing.commit, select(listing.files, "q8_0"))
     small = select(listing.files, "q4_0")
     local.fail("m-Q4_0.gguf", status(403, "GatedRepo"))
     with pytest.raises(Gated):
-        read_shape(quick(local), "team/m", listing.commit, small)
+        read_header(quick(local), "team/m", listing.commit, small)
     local.fail("m-Q4_0.gguf", instead(b"<!doctype html>sign in"))
     with pytest.raises(SourceUnavailable, match="ended early"):
-        read_shape(quick(local), "team/m", listing.commit, small)
+        read_header(quick(local), "team/m", listing.commit, small)
 
 
 def test_the_headers_used_here_are_valid(big_files: dict[str, Hollow]) -> None:

@@ -202,6 +202,18 @@ class Engine(Protocol):
         """The derivations of its system. Raises `DoesNotFit`, `ToolMissing`, `InvalidSpec`."""
         ...
 
+    def published(self, spec: Spec, lock: Lock) -> Mapping[str, tuple[Derivation, str]]:
+        """Model and attachments as they are published: the pin's name → step, file inside it."""
+        ...
+
+    def expected_header(self, header: Any, spec: Spec) -> Any:
+        """The header of the model that the deployment will serve, given the published one's."""
+        ...
+
+    def first_options(self, header: Any) -> Mapping[str, Json]:
+        """A `[serve]` table to begin with, for a model that nobody has served yet."""
+        ...
+
     def check_model(self, model: ModelFacts, options: Options) -> None:
         """Refuse options that do not go with the built model (`InvalidSpec`)."""
         ...

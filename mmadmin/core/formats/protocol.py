@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, Protocol
 
 from mmadmin.core.build.recipe import Toolbox
 
@@ -22,6 +22,29 @@ class RepoFile:
     size_bytes: int
     sha256: str | None = None
     """The large-file digest, where the hub knows one."""
+
+
+Open = Callable[[RepoFile], BinaryIO]
+"""Opens a file of a repository as a stream that fetches what is read."""
+
+
+class ModelHeader(Protocol):
+    """What a header says of every model; the rest is for engines of the format."""
+
+    @property
+    def architecture(self) -> str:
+        """As the format names it."""
+        ...
+
+    @property
+    def context_train(self) -> int:
+        """Tokens that it was trained with; 0 = not said."""
+        ...
+
+    @property
+    def parameters(self) -> int:
+        """Elements of all weights."""
+        ...
 
 
 class FileSet(Protocol):
@@ -45,6 +68,16 @@ class FileSet(Protocol):
     @property
     def files(self) -> Sequence[RepoFile]:
         """In order; the first holds the header."""
+        ...
+
+    @property
+    def quant(self) -> str | None:
+        """The quantisation that its name says; None = it says none."""
+        ...
+
+    @property
+    def shards(self) -> int:
+        """How many files it must have."""
         ...
 
     @property
@@ -88,6 +121,29 @@ class ModelFormat(Protocol):
 
         Raises `NotFound`, `InvalidSpec` and `InvalidModel`, with the candidates.
         """
+        ...
+
+    def attachment(self, files: Iterable[RepoFile], model: FileSet) -> str | None:
+        """The file that is loaded beside a model for other kinds of input; None = there is none."""
+        ...
+
+    def read_header(self, path: Path) -> ModelHeader:
+        """The header of a model on this disk; any of its files stands for the set.
+
+        Raises `InvalidModel`, `OSError`.
+        """
+        ...
+
+    def read_remote(self, chosen: FileSet, open_file: Open) -> ModelHeader:
+        """The header of a set elsewhere. Raises `InvalidModel`, and what the streams raise."""
+        ...
+
+    def read_remote_template(self, chosen: FileSet, open_file: Open) -> str | None:
+        """The chat template of a set elsewhere; None = it has none. Raises as `read_remote`."""
+        ...
+
+    def scaled(self, header: Any, wanted: FileSet, read: FileSet) -> ModelHeader:
+        """The header that `wanted` has, judged by that of `read`, another quant of the model."""
         ...
 
     def facts_of(self, report: Mapping[str, Any]) -> ModelFacts:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
+from mmadmin.core.build.derivation import Derivation
 from mmadmin.core.build.recipe import Json
 from mmadmin.core.engines.llama_server.fields import FIELDS
 from mmadmin.core.engines.llama_server.flags import BY_NAME, FILES, OURS, Flag, is_preset
@@ -22,7 +23,14 @@ from mmadmin.core.engines.llama_server.options import (
     option_text,
     read_options,
 )
-from mmadmin.core.engines.llama_server.parts import BINARY, KIND, parts, pins
+from mmadmin.core.engines.llama_server.parts import (
+    BINARY,
+    KIND,
+    fetched_model,
+    fetched_projector,
+    parts,
+    pins,
+)
 from mmadmin.core.engines.llama_server.questions import QUESTIONS
 from mmadmin.core.engines.llama_server.spec import read_build, read_model
 from mmadmin.core.engines.llama_server.tables import TABLES
@@ -39,6 +47,8 @@ from mmadmin.core.engines.protocol import (
 )
 from mmadmin.core.fit.estimate import MemoryModel
 from mmadmin.core.fit.facts import HostFacts
+from mmadmin.core.formats.gguf.expected_shape import requantized
+from mmadmin.core.formats.gguf.shape import ModelShape
 from mmadmin.core.spec.fields import Field, refuse, suggestion
 from mmadmin.core.spec.lock import Lock
 from mmadmin.core.spec.pins import PinRequest
@@ -46,6 +56,8 @@ from mmadmin.core.spec.spec import Spec
 
 SLOWEST_DISK = 50 * 1024 * 1024
 """Bytes per second that a load is allowed to take; the deadline is made of it."""
+FIRST_CONTEXT = 32768
+"""Tokens per request of a first deployment."""
 LOAD_SECONDS = 120
 """What a load may take besides reading: start, warm-up, GPU context."""
 _NAMED: Mapping[str, Field] = {f.name: f for f in FIELDS if f.flag}
@@ -80,6 +92,20 @@ class LlamaServer:
     def parts(self, spec: Spec, lock: Lock, facts: HostFacts) -> Parts:
         """Engine, model, report and projector."""
         return parts(spec, lock, facts)
+
+    def published(self, spec: Spec, lock: Lock) -> Mapping[str, tuple[Derivation, str]]:
+        """The model as it was fetched, and its projector."""
+        projector = fetched_projector(spec, lock)
+        model = {"model": fetched_model(spec, lock)}
+        return {**model, "mmproj": projector} if projector else model
+
+    def expected_header(self, header: ModelShape, spec: Spec) -> ModelShape:
+        """The shape after `model.quantize`."""
+        return requantized(header, spec.model.quantize)
+
+    def first_options(self, header: ModelShape) -> Mapping[str, Json]:
+        """As much context as was trained, within what most GPUs hold."""
+        return {"context": min(header.context_train or FIRST_CONTEXT, FIRST_CONTEXT)}
 
     def check(self, options: LlamaOptions, *, own_template: bool = False) -> None:
         """Refuse options that the server would refuse at start, or take silently for others."""

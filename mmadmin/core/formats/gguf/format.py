@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from mmadmin.core.build.recipe import Toolbox
 from mmadmin.core.engines.protocol import ModelFacts
 from mmadmin.core.formats.gguf.check import ask
+from mmadmin.core.formats.gguf.expected_shape import scaled
 from mmadmin.core.formats.gguf.header import read_header, tensor_digests
+from mmadmin.core.formats.gguf.remote import read_remote, read_remote_template
 from mmadmin.core.formats.gguf.report import TEMPLATE
-from mmadmin.core.formats.gguf.sets import GgufSet, group, select
+from mmadmin.core.formats.gguf.sets import GgufSet, group, select, sibling
+from mmadmin.core.formats.gguf.shape import ModelShape, shape_of_headers
 from mmadmin.core.formats.gguf.shards import find_set
-from mmadmin.core.formats.protocol import ModelFormat, RepoFile, ReportLabel
+from mmadmin.core.formats.protocol import FileSet, ModelFormat, Open, RepoFile, ReportLabel
 
 SUFFIX = ".gguf"
 TENSOR_BYTES = "tensor_bytes."
@@ -78,6 +81,32 @@ class Gguf:
     def select(self, files: Iterable[RepoFile], selector: str | None) -> GgufSet:
         """The one complete model that a quant, a file or a folder means."""
         return select(files, selector)
+
+    def attachment(self, files: Iterable[RepoFile], model: FileSet) -> str | None:
+        """The multimodal projector."""
+        projector = sibling(files, cast("GgufSet", model), "mmproj")
+        return projector.files[0].path if projector else None
+
+    def read_header(self, path: Path) -> ModelShape:
+        """The shape; any shard stands for its whole set."""
+        beside = [file for file in sorted(path.parent.iterdir()) if self.owns(file.name)]
+        files = [RepoFile(file.name, file.stat().st_size) for file in beside if file.is_file()]
+        for one in group(files):
+            if path.name in {file.path for file in one.files}:
+                return shape_of_headers([read_header(path.parent / f.path) for f in one.files])
+        return shape_of_headers([read_header(path)])
+
+    def read_remote(self, chosen: FileSet, open_file: Open) -> ModelShape:
+        """The shape, by a few megabytes of a set."""
+        return read_remote(cast("GgufSet", chosen), open_file)
+
+    def read_remote_template(self, chosen: FileSet, open_file: Open) -> str | None:
+        """From the first file's header."""
+        return read_remote_template(cast("GgufSet", chosen), open_file)
+
+    def scaled(self, header: ModelShape, wanted: FileSet, read: FileSet) -> ModelShape:
+        """The same layers, weights in proportion to the files."""
+        return scaled(header, cast("GgufSet", wanted), cast("GgufSet", read))
 
     def facts_of(self, report: Mapping[str, Any]) -> ModelFacts:
         """A `verify-gguf` report as `ModelFacts`; what the file does not say is 0."""
