@@ -206,13 +206,16 @@ def _with_room(
         message = f"{error.message}; {error.remedy}"
         return replace(known, outlook="refused", message=message, ends=(), waits_s=0.0)
     if not now.live:
-        message = "nothing is live, and there is room: it serves as soon as it has proved itself"
+        message = "nothing is live and memory suffices: it serves once its probes pass"
         return replace(known, outlook="overlap", message=message, waits_s=now.load.seconds)
     if mode is Mode.OVERLAP:
-        message = f"both fit: it starts beside {now.live}, which serves until the flip"
+        message = (
+            f"both fit in memory: the new generation starts alongside {now.live}, "
+            "which keeps serving until the switch"
+        )
         return replace(known, outlook="overlap", message=message, waits_s=0.0)
     why = (
-        room.message if room.mode == "swap" else f"its file asks for a swap: {now.live} ends first"
+        room.message if room.mode == "swap" else f"its file requires a swap: {now.live} stops first"
     )
     return replace(known, outlook="swap", message=why, waits_s=now.load.seconds)
 

@@ -72,7 +72,7 @@ def test_both_fit() -> None:
     """Nobody waits; the live engine ends afterwards."""
     found = preview(NOW)
     assert (found.outlook, found.waits_s, found.ends) == ("overlap", 0.0, ("chat/1",))
-    assert "beside chat/1" in found.message
+    assert "chat/1" in found.message
 
 
 def test_both_do_not_fit() -> None:
