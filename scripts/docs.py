@@ -81,8 +81,8 @@ def command_lines(command: Any, words: str) -> Iterator[str]:
 
 EXIT_CODES = {
     0: "done",
-    1: "failed, or found wanting (`mm fit`, `mm doctor`, `mm store verify`, …)",
-    2: "wrong usage",
+    1: "failed; also when a check fails (`mm fit`, `mm doctor`, `mm store verify`, …)",
+    2: "invalid usage",
     130: "interrupted; what a worker does goes on",
 }
 
@@ -91,21 +91,12 @@ def commands() -> str:
     """docs/commands.md."""
     root = typer.main.get_command(app)
     lines = ["# Commands", "", NOTE]
-    lines += ["Before the command's word: `--as USER` acts as that user. `mm --install-completion`"]
-    lines += ["teaches the shell the commands and their options.", ""]
-    lines += [
-        "What was asked for goes to standard output; what went wrong, and whom the network is"
-    ]
-    lines += [
-        "asked meanwhile, to standard error. With `--json` the answer is one JSON document, and"
-    ]
-    lines += [
-        'an error is `{"error": {code, message, remedy, details}}`. On a terminal tables fit its'
-    ]
-    lines += [
-        "width; elsewhere every value is whole and a row is a line. `NO_COLOR` is heeded.",
-        "",
-    ]
+    lines += ["`mm --as USER COMMAND` acts as that user. `mm --install-completion` installs shell"]
+    lines += ["completion of commands and options.", ""]
+    lines += ["Results go to standard output; errors and progress go to standard error. With"]
+    lines += ["`--json`, a command prints one JSON document, and an error is"]
+    lines += ['`{"error": {code, message, remedy, details}}`. On a terminal, tables fit its width;']
+    lines += ["elsewhere, every value is whole and each row is one line. `NO_COLOR` works.", ""]
     lines += ["| exit code | |", "|---|---|"]
     lines += [f"| {code} | {meaning} |" for code, meaning in EXIT_CODES.items()]
     lines += [""]

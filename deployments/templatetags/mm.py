@@ -16,6 +16,7 @@ from django.utils.html import escape, format_html, format_html_join
 from django.utils.safestring import SafeString, mark_safe
 
 from deployments.models import Trial
+from mmadmin.core.bytes_text import bytes_text
 from mmadmin.core.generations import diff as core_diff
 from mmadmin.core.generations.activation import WORDS, Phase
 from mmadmin.core.generations.diff import DiffRow
@@ -69,8 +70,6 @@ NAMES = {"open": "running"}
 
 NOTHING = "\u2013"
 """Shown where there is no value."""
-KIB = 1024
-UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 MINUTE_S, HOUR_S, DAY_S = 60, 3600, 86400
 SPANS: tuple[tuple[int, Callable[[float], str]], ...] = (
     (1, lambda s: f"{s * 1000:.0f} ms"),
@@ -154,13 +153,7 @@ def size(value: float | Literal[""] | None) -> str:
     """Bytes with a binary unit: 98362432 → 93.8 MiB. What a host has not reported is a dash."""
     if value is None or value == "":
         return NOTHING
-    number = float(value)
-    for unit in UNITS:
-        if abs(number) < KIB or unit == UNITS[-1]:
-            digits = 0 if unit == "B" or number >= 100 else 1  # noqa: PLR2004
-            return f"{number:.{digits}f} {unit}"
-        number /= KIB
-    raise AssertionError
+    return bytes_text(float(value))
 
 
 @register.filter

@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mmadmin.cli.asking import asking, hub_for
 from mmadmin.cli.deployments import Rehash, SpecFile, read_spec
-from mmadmin.cli.output import JsonFlag, bytes_text, console, emit_json, escape, seconds_text
+from mmadmin.cli.hub_progress import hub_for, reporting
+from mmadmin.cli.output import JsonFlag, console, emit_json, escape, seconds_text
 from mmadmin.cli.tables import Column, table
+from mmadmin.core.bytes_text import bytes_text
 from mmadmin.core.errors import MmError
 from mmadmin.core.generations.lifecycle import waits_words
 from mmadmin.core.home import Home
@@ -84,7 +85,7 @@ def locked(
     from mmadmin.host.known_digests import KnownDigests
     from mmadmin.host.resolve import Sources, resolve
 
-    with asking(f"pinning what moves in {spec.name}", quiet=quiet) as say:
+    with reporting(f"pinning what moves in {spec.name}", quiet=quiet) as say:
         sources = Sources(hub=hub_for(say), digests=KnownDigests(home.digests))
         lock = resolve(spec, previous, sources=sources, refresh=refresh, on_progress=say)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -131,7 +132,7 @@ def plan(file: SpecFile, *, rehash: Rehash = False, as_json: JsonFlag = False) -
         console.print(
             f"{bytes_text(written)} are written at least, of {bytes_text(free)} that may be used"
             f" ({bytes_text(store.disk.floor_bytes)} stay free)"
-            + ("" if written <= free else f": [red]{bytes_text(written - free)} are lacking[/]")
+            + ("" if written <= free else f": [red]{bytes_text(written - free)} short[/]")
         )
 
 
@@ -384,7 +385,7 @@ def lock(
     rehash: Rehash = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Show what a deployment file's moving parts are pinned to; with --update, pin them anew.
+    """Show what a deployment file's moving parts are pinned to; with --update, pin them again.
 
     Example: mm lock deployments/catalog/mistral-medium-3.5-v100.toml --update --only source
     """

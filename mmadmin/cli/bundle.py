@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mmadmin.cli.output import JsonFlag, bytes_text, console, counted, emit_json, escape
+from mmadmin.cli.output import JsonFlag, console, counted, emit_json, escape
 from mmadmin.cli.rebuild import read_history
 from mmadmin.cli.records import MOST, actor
-from mmadmin.cli.store_care import progress_bar
 from mmadmin.cli.store_exchange import signing_key
+from mmadmin.cli.store_maintenance import progress_bar
 from mmadmin.cli.store_names import open_store
+from mmadmin.core.bytes_text import bytes_text
 from mmadmin.core.errors import Conflict, InvalidInput, NotFound
 from mmadmin.core.home import Home
 

@@ -88,16 +88,16 @@ def run(name: ServiceName) -> None:
 
 
 def _run_worker(service: Service) -> None:
-    """Keep supervisor, worker and engines up until told to stop."""
+    """Keep supervisor, worker and engines up until SIGTERM or SIGINT."""
     from mmadmin.host.supervisor import Supervisor
 
     supervisor = Supervisor(Home.from_env())
     supervisor.end_leftovers()
     supervisor.launch([service.spec])
-    told = threading.Event()
+    stopping = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: told.set())
-    while not told.wait(1.0):
+        signal.signal(number, lambda *_: stopping.set())
+    while not stopping.wait(1.0):
         if not supervisor.running():
             raise Unreachable("the supervisor has ended", remedy=f"read {service.spec.log}")
     supervisor.shutdown(STOP_DEADLINE_S, silent)

@@ -52,7 +52,7 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what it would 
 
 
 def read_spec(path: Path) -> str:
-    """A deployment file's text; `NotFound` in words when there is none."""
+    """A deployment file's text; `NotFound` names a file that does not exist."""
     if str(path) == "-":
         return sys.stdin.read()
     try:
@@ -334,11 +334,11 @@ def _build_of(row: DeploymentRow, number: int | None) -> Build | None:
 def _say_others(row: DeploymentRow, one: Build, verb: str) -> None:
     others = [build for build in row.builds if build.pk != one.pk]
     if others:
-        told = ", ".join(f"build {build.pk} ({build.phase or build.state})" for build in others)
+        listed = ", ".join(f"build {build.pk} ({build.phase or build.state})" for build in others)
         it, which = ("it", others[0].pk) if len(others) == 1 else ("one", "NUMBER")
         name = escape(row.deployment.name)
         console.print(
-            f"also under way: {told}. {verb.capitalize()} {it}: mm {verb} {name} --build {which}"
+            f"also under way: {listed}. {verb.capitalize()} {it}: mm {verb} {name} --build {which}"
         )
 
 

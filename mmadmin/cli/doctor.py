@@ -49,7 +49,7 @@ def doctor(*, as_json: JsonFlag = False) -> None:
             [[MARKS[r.level], escape(r.name), escape(r.fact) + _remedy(r)] for r in found],
             empty="nothing was checked",
         )
-        words = {"ok": "all is well", "warn": "it works; look at the warnings"}
+        words = {"ok": "all checks passed", "warn": "it works; read the warnings"}
         console.print(f"\n{words.get(worst(found), 'something is wrong: see above')}")
     if worst(found) == "fail":
         raise typer.Exit(1)
@@ -88,7 +88,7 @@ def database() -> Result:
 
 
 def of_the_database(error: BaseException) -> MmError | None:
-    """A database that is away or not of this version, in words; None for every other error."""
+    """Explain a database that does not answer or has another schema; None for other errors."""
     if "django.db" not in sys.modules:
         return None
     from django.db import DatabaseError

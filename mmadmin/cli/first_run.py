@@ -20,7 +20,6 @@ from mmadmin.cli.follow import follow_activation, follow_to_live
 from mmadmin.cli.installation import CHECKOUT, gate_url, public_gate_url
 from mmadmin.cli.output import console, escape
 from mmadmin.cli.records import actor
-from mmadmin.cli.up import remember_state, remembered_state
 from mmadmin.core.errors import Unreachable
 from mmadmin.core.generations.lifecycle import ENDED, JobState
 from mmadmin.core.home import Home, Ports
@@ -60,8 +59,9 @@ def run(home: Home, ports: Ports, *, quiet: bool) -> Outcome | None:
     remember_state(home, {"deployment": DEMO, "done": False})
     if not quiet:
         console.print(
-            f"\nThe first deployment, [bold]{DEMO}[/]: its engine is compiled here from source, "
-            "some minutes of work.\nInterrupt it if you like: `make up` goes on where it was.\n"
+            f"\nThe first deployment, [bold]{DEMO}[/]: its engine is compiled from source unless"
+            " the store has it, which takes minutes.\n"
+            "You may interrupt it: `make up` continues where it stopped.\n"
         )
     deployment = _bring_live(quiet=quiet)
     outcome = ask(deployment, ports)
@@ -173,9 +173,26 @@ def show(outcome: Outcome, ports: Ports) -> None:
     console.print(f"[bold]{QUESTION}[/]  →  {escape(outcome.answer)}")
     console.print(
         f"[dim]{escape(outcome.model)}, generation {escape(outcome.generation)}, "
-        f"{outcome.tokens_per_s} tokens/s. A model this small answers fast, not rightly.[/]"
+        f"{outcome.tokens_per_s} tokens/s. A model this small answers fast, not correctly.[/]"
     )
     shown = "[yellow](shown only now)[/]"
     console.print(f"\nkey     [bold]{outcome.key}[/]  {shown}", soft_wrap=True)
     console.print("try     ", end="")
     console.print(curl_line(outcome, ports), soft_wrap=True, markup=False)
+
+
+def remembered_state(home: Home) -> dict[str, Any]:
+    """What the first run has reached, from `MM_HOME/first-run.json`."""
+    path = home.root / "first-run.json"
+    if not path.exists():
+        return {}
+    state: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return state
+
+
+def remember_state(home: Home, state: dict[str, Any]) -> None:
+    """Write `MM_HOME/first-run.json` by rename."""
+    path = home.root / "first-run.json"
+    fresh = path.with_suffix(".new")
+    fresh.write_text(json.dumps(state), encoding="utf-8")
+    fresh.replace(path)

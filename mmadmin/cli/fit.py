@@ -1,4 +1,4 @@
-"""`mm fit`, `mm browse`: know before the download.
+"""`mm fit`, `mm hub`: know before the download.
 
 Neither needs the panel, the broker or a database; `fit` takes this machine as the host, or one
 that is only described.
@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mmadmin.cli.asking import asking, hub_for
 from mmadmin.cli.deployments import SpecFile, read_spec
-from mmadmin.cli.output import JsonFlag, bytes_text, console, counted, emit_json, escape
+from mmadmin.cli.hub_progress import hub_for, reporting
+from mmadmin.cli.output import JsonFlag, console, counted, emit_json, escape
 from mmadmin.cli.tables import Column, table
+from mmadmin.core.bytes_text import bytes_text
 from mmadmin.core.home import Home
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def fit(file: SpecFile, *, on: OnHost = "", as_json: JsonFlag = False) -> None:
         facts = host_facts(home.store)
         engines = running_engines(home, facts)
         host = HostView("this machine", facts, engines, calibration_of(home))
-    with asking("looking at the model's header", quiet=as_json) as say:
+    with reporting("looking at the model's header", quiet=as_json) as say:
         seen = _stored(spec, home) or look(spec, hub_for(say))
     wanted = wanted_of(spec, seen.header, attachment_bytes=seen.attachment_bytes)
     answer = place(wanted, [host])
@@ -134,7 +135,7 @@ def _show(row: dict[str, Any]) -> None:
         console.print(f"  instead: {escape(str(row['remedy']))}")
 
 
-def browse(
+def hub(
     repo: Annotated[
         str, typer.Argument(help="The repository on the hub: owner/name.", metavar="REPO")
     ],
@@ -144,11 +145,11 @@ def browse(
 ) -> None:
     """List the GGUF sets of a hub repository: quants, sizes, licence. Downloads nothing.
 
-    Example: mm browse unsloth/Mistral-Medium-3.5-128B-GGUF
+    Example: mm hub unsloth/Mistral-Medium-3.5-128B-GGUF
     """
     from mmadmin.host.hub_browser import browse as browse_hub
 
-    with asking(f"asking the hub for {repo}", quiet=as_json) as say:
+    with reporting(f"asking the hub for {repo}", quiet=as_json) as say:
         found = browse_hub(hub_for(say), repo, revision)
     if as_json:
         emit_json(found.as_json())

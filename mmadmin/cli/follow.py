@@ -20,7 +20,8 @@ from rich.table import Table
 from rich.text import Text
 
 from deployments.models import Activation, Build, BuildStep, LogChunk, StepState, Trial
-from mmadmin.cli.output import bytes_text, console, escape, plain, seconds_text, styled
+from mmadmin.cli.output import console, escape, plain, seconds_text, styled
+from mmadmin.core.bytes_text import bytes_text
 from mmadmin.core.errors import Cancelled, MmError
 from mmadmin.core.generations.lifecycle import ENDED, JobState
 

@@ -19,7 +19,6 @@ import typer
 from mmadmin.cli.deployments import Name, Number, Reason
 from mmadmin.cli.output import (
     JsonFlag,
-    bytes_text,
     console,
     emit_json,
     errors,
@@ -30,6 +29,7 @@ from mmadmin.cli.output import (
 )
 from mmadmin.cli.records import MOST, actor
 from mmadmin.cli.tables import Column, table
+from mmadmin.core.bytes_text import bytes_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -215,7 +215,7 @@ class _Event:
     """None = it goes on."""
     words: str
     parts: list[tuple[float | None, str]] = field(default_factory=list)
-    """What took how long, in words."""
+    """Each part, and how long it took."""
 
 
 def _show_story(row: HistoryRow, builds: Sequence[Build], *, as_json: bool) -> None:
@@ -466,7 +466,7 @@ def request(
     console.print(f"answered by [bold]{escape(by)}[/]: {found.status}, {escape(found.outcome)}")
     console.print(
         f"{found.at.astimezone():%Y-%m-%d %H:%M:%S}, {escape(found.endpoint)}, key "
-        f"{escape(found.key_id or 'of nobody')}, {found.prompt_tokens} + {found.completion_tokens} "
+        f"{escape(found.key_id or 'unknown')}, {found.prompt_tokens} + {found.completion_tokens} "
         f"tokens in {seconds_text(found.duration_ms / 1000)}"
     )
     if found.generation:

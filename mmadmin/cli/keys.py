@@ -73,7 +73,7 @@ def issue(
     ] = 0,
     expires_in_days: Annotated[
         int | None,
-        typer.Option(help="Ends by itself after so many days; else never.", min=1, max=36_500),
+        typer.Option(help="Expires after this many days; without it: never.", min=1, max=36_500),
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
@@ -174,7 +174,7 @@ def _changed(key: ClientKey, *, as_json: bool) -> None:
 
 @app.command()
 def revoke(key: KeyId, *, as_json: JsonFlag = False) -> None:
-    """End a key for ever: refused at once, its running streams are cut.
+    """Revoke a key permanently: it is refused at once, and its running streams end.
 
     Example: mm keys revoke sk-mm-abcdefghjkmn
     """

@@ -50,7 +50,7 @@ COMMANDS = {
     "mark": ("history:mark", SERVING),
     "pin": ("history:pin", SERVING),
     "request": ("history:request", SERVING),
-    "browse": ("fit:browse", STORE),
+    "hub": ("fit:hub", STORE),
     "fit": ("fit:fit", STORE),
     "plan": ("build:plan", STORE),
     "build": ("build:build", STORE),
@@ -120,7 +120,7 @@ app = typer.Typer(
     help="Build, serve, share and roll back large open models, reproducibly.",
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="State is kept in var/, or in the folder that MM_HOME names. "
-    "Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted.",
+    "Exit codes: 0 done, 1 failed, 2 invalid usage, 130 interrupted.",
 )
 
 
@@ -149,7 +149,7 @@ def options(
 
 
 def main() -> None:
-    """Run `mm`; an expected failure is reported and ends with 1, wrong usage with 2."""
+    """Run `mm`; an expected failure is reported and ends with 1, invalid usage with 2."""
     as_json = "--json" in sys.argv
     try:
         load_environment()
@@ -160,7 +160,7 @@ def main() -> None:
     except MmError as error:
         report(error, as_json=as_json)
         sys.exit(1)
-    except TyperException as error:  # wrong usage; without --json typer has said it itself
+    except TyperException as error:  # without --json typer printed it
         said = str(getattr(error, "format_message", error.__str__)())
         refused = InvalidInput(said, remedy="`mm COMMAND --help` says how it is written")
         report(refused, as_json=as_json)

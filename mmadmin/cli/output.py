@@ -1,7 +1,7 @@
 """How `mm` speaks: sentences for people (tables: `tables.py`), one JSON document for machines.
 
 What was asked for goes to stdout; what went wrong, and what is going on meanwhile, to stderr.
-Exit codes: 0 done, 1 failed (an `MmError`: fact and remedy), 2 wrong usage, 130 interrupted.
+Exit codes: 0 done, 1 failed (an `MmError`: fact and remedy), 2 invalid usage, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -136,16 +136,6 @@ def seconds_text(seconds: float) -> str:
     return f"{whole // 86400} d {whole % 86400 // 3600} h"
 
 
-def bytes_text(size: int) -> str:
-    """`0 B`, `93.8 MiB`, `71.4 GiB`."""
-    value = float(size)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024:  # noqa: PLR2004 (the next unit)
-            return f"{value:.0f} B" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1024
-    return f"{value:.1f} TiB"
-
-
 def counted(count: int, what: str) -> str:
     """`1 object`, `2 objects`, `no objects`."""
     return f"{count or 'no'} {what}{'' if count == 1 else 's'}"
@@ -162,7 +152,7 @@ DATABASE = ("disk is full", "readonly database", "unable to open", "disk I/O err
 
 
 def of_the_disk(error: BaseException | None) -> MmError | None:
-    """A full, closed or busy disk in words, wherever it was met; None for every other error."""
+    """Explain a full, read-only or busy disk, wherever it was met; None for other errors."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in DISK:
             where = f": {error.filename}" if error.filename else ""

@@ -30,10 +30,10 @@ MOST = 2**31 - 1
 
 
 class Unsent(logging.Filter):
-    """Says in words that the broker did not take a job, which is kept; services log a line."""
+    """Explains that the broker did not take a job, which is kept; services log a line."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Print the words instead of the line."""
+        """Print the explanation instead of the line."""
         from mmadmin.host.supervisor import Supervisor
 
         kind, number, error = cast("tuple[str, int, Exception]", record.args)
@@ -86,7 +86,7 @@ def actor() -> User:
         if not name:
             raise NotFound("there is no administrator", remedy="run `mm up`: it makes one")
         raise NotFound(
-            f"there is no user `{name}`, or it may not log in",
+            f"there is no user `{name}`, or it is deactivated",
             remedy=f"the panel's page People lists them: {panel_url(Ports.from_env())}/people/",
         )
     return person

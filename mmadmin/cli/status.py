@@ -76,7 +76,7 @@ def _state(program: ProgramStatus, proved: set[tuple[str, int | None]], silent: 
 
 
 def _of_the_records(error: Exception) -> MmError | None:
-    """Why the records say nothing, in words; None for an error that is not theirs."""
+    """Why the records cannot be read; None for an error that is not theirs."""
     cause = error.__cause__ if isinstance(error, Unreachable) else error
     found = of_the_database(cause) if cause is not None else None
     return found or (error if isinstance(error, Unreachable) else None)

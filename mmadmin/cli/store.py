@@ -7,10 +7,11 @@ from typing import Annotated
 
 import typer
 
-from mmadmin.cli import store_care, store_exchange
-from mmadmin.cli.output import JsonFlag, bytes_text, console, counted, emit_json, escape
+from mmadmin.cli import store_exchange, store_maintenance
+from mmadmin.cli.output import JsonFlag, console, counted, emit_json, escape
 from mmadmin.cli.store_names import ObjectName, object_column, open_store, resolve_name
 from mmadmin.cli.tables import Column, table
+from mmadmin.core.bytes_text import bytes_text
 from mmadmin.core.errors import InvalidInput, NotFound
 
 app = typer.Typer(no_args_is_help=True, help="What lies in this machine's store.")
@@ -178,10 +179,10 @@ def closure(name: ObjectName, *, as_json: JsonFlag = False) -> None:
     console.print(f"{total} in {counted(len(found), 'object')}")
 
 
-app.command()(store_care.gc)
-app.command("verify")(store_care.verify_objects)
-app.command()(store_care.repair)
-app.command()(store_care.reindex)
+app.command()(store_maintenance.gc)
+app.command("verify")(store_maintenance.verify_objects)
+app.command()(store_maintenance.repair)
+app.command()(store_maintenance.reindex)
 app.command()(store_exchange.key)
 app.command()(store_exchange.push)
 app.command()(store_exchange.pull)

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mmadmin.cli.output import JsonFlag, bytes_text, console, counted, emit_json, errors, escape
-from mmadmin.cli.store_care import progress_bar
+from mmadmin.cli.output import JsonFlag, console, counted, emit_json, errors, escape
+from mmadmin.cli.store_maintenance import progress_bar
 from mmadmin.cli.store_names import object_column, open_store, resolve_name
 from mmadmin.cli.tables import Column, table
+from mmadmin.core.bytes_text import bytes_text
 from mmadmin.core.errors import InvalidInput, NotFound
 from mmadmin.core.home import Home
 

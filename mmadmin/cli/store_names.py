@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mmadmin.cli.output import bytes_text
 from mmadmin.cli.tables import Column
+from mmadmin.core.bytes_text import bytes_text
 from mmadmin.core.errors import NotFound
 from mmadmin.core.home import Home
 

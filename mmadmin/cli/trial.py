@@ -35,7 +35,7 @@ def trial(
     detach: Detach = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Run a kept generation beside the live one, for the playground; it ends by itself.
+    """Run a kept generation beside the live one, for the playground, for a limited time.
 
     Without a number it says how the deployment's trial stands. Clients go on being served by the
     live generation; who may use the playground can ask both side by side.

@@ -6,13 +6,12 @@ Services are children of supervisord, never of `mm`, so that an interrupted `mm 
 
 from __future__ import annotations
 
-import json
 import secrets
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -274,20 +273,3 @@ def password(
         emit_json({"username": username, "password": fresh})
     else:
         console.print(f"[bold]{escape(username)}[/]: {fresh}  [yellow](shown only now)[/]")
-
-
-def remembered_state(home: Home) -> dict[str, Any]:
-    """What the first run has reached, from `MM_HOME/first-run.json`."""
-    path = home.root / "first-run.json"
-    if not path.exists():
-        return {}
-    state: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return state
-
-
-def remember_state(home: Home, state: dict[str, Any]) -> None:
-    """Write `MM_HOME/first-run.json` by rename."""
-    path = home.root / "first-run.json"
-    fresh = path.with_suffix(".new")
-    fresh.write_text(json.dumps(state), encoding="utf-8")
-    fresh.replace(path)

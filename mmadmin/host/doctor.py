@@ -28,6 +28,7 @@ import psutil
 
 from mmadmin.core import catalog
 from mmadmin.core.build.recipe import Json
+from mmadmin.core.bytes_text import bytes_text
 from mmadmin.core.errors import MmError, ToolMissing
 from mmadmin.core.fit.facts import HostFacts
 from mmadmin.core.fit.rules import Case, judge, version_of
@@ -138,7 +139,8 @@ def host(patient: Patient) -> Result:
     facts = patient.facts
     words = (
         f"{facts.cpu_count} CPUs ({facts.cpu_model}), "
-        f"{_gib(facts.memory_available_bytes)} of {_gib(facts.memory_total_bytes)} memory available"
+        f"{bytes_text(facts.memory_available_bytes)} of {bytes_text(facts.memory_total_bytes)}"
+        " memory available"
     )
     if facts.memory_available_bytes < MEMORY_WARN_BYTES:
         return Result("host", "warn", words, "stop what is not needed: builds and models will swap")
@@ -199,7 +201,7 @@ def compilers(patient: Patient) -> Result:
 def disk(patient: Patient) -> Result:
     """Room on the store's file system."""
     usage = shutil.disk_usage(_existing(patient.home.store))
-    words = f"{_gib(usage.free)} of {_gib(usage.total)} free for {patient.home.store}"
+    words = f"{bytes_text(usage.free)} of {bytes_text(usage.total)} free for {patient.home.store}"
     remedy = "`mm store gc` shows what can go; or move MM_HOME to a larger disk"
     if usage.free < DISK_FAIL_BYTES:
         return Result("disk", "fail", words, remedy)
@@ -479,7 +481,3 @@ def _is_under(pid: int, ours: set[int | None]) -> bool:
 
 def _existing(path: Path) -> Path:
     return next(p for p in [path.absolute(), *path.absolute().parents] if p.exists())
-
-
-def _gib(size: int) -> str:
-    return f"{size / 1024**3:.1f} GiB"

@@ -20,6 +20,7 @@ from pathlib import Path
 import psutil
 
 from mmadmin.core.build.recipe import Requirements
+from mmadmin.core.bytes_text import bytes_text
 from mmadmin.core.callbacks import Report
 from mmadmin.core.errors import DoesNotFit
 from mmadmin.core.fit.facts import GpuFacts
@@ -119,12 +120,14 @@ def _choose(
     """The emptiest GPUs that do, or what is missing."""
     if wanted.memory_bytes + HOST_RESERVE_BYTES > psutil.virtual_memory().total:
         raise DoesNotFit(
-            f"the step needs {_gib(wanted.memory_bytes)} of main memory",
+            f"the step needs {bytes_text(wanted.memory_bytes)} of main memory",
             remedy="build it on a host with more memory",
         )
     large = [gpu for gpu in gpus if _need(wanted, gpu) + RESERVE_BYTES <= gpu.memory_total_bytes]
     if len(large) < wanted.gpus:
-        size = f" with {_gib(wanted.gpu_memory_bytes)} each" if wanted.gpu_memory_bytes else ""
+        size = (
+            f" with {bytes_text(wanted.gpu_memory_bytes)} each" if wanted.gpu_memory_bytes else ""
+        )
         raise DoesNotFit(
             f"the step needs GPUs{size}: {wanted.gpus}; the host has {len(large)}",
             remedy="build it on a host that has them",
@@ -132,18 +135,18 @@ def _choose(
     emptiest = sorted(large, key=lambda gpu: (-gpu.available_bytes, gpu.index))[: wanted.gpus]
     for gpu in emptiest:
         if _need(wanted, gpu) + RESERVE_BYTES > gpu.available_bytes:
-            return None, f"{_gib(_need(wanted, gpu))} of GPU {gpu.index}{_holders(gpu)}"
+            return None, f"{bytes_text(_need(wanted, gpu))} of GPU {gpu.index}{_holders(gpu)}"
     available = psutil.virtual_memory().available
     if wanted.memory_bytes and wanted.memory_bytes + HOST_RESERVE_BYTES > available:
-        return None, f"{_gib(wanted.memory_bytes)} of main memory"
+        return None, f"{bytes_text(wanted.memory_bytes)} of main memory"
     return tuple(sorted(emptiest, key=lambda gpu: gpu.index)), ""
 
 
 def _holders(gpu: GpuFacts) -> str:
     leased = {lease.pid: lease.owner for lease in gpu.leases}
-    names = [f"{lease.owner} holds {_gib(lease.memory_bytes)}" for lease in gpu.leases]
+    names = [f"{lease.owner} holds {bytes_text(lease.memory_bytes)}" for lease in gpu.leases]
     names += [
-        f"{_name(process.pid)} holds {_gib(process.memory_bytes)}"
+        f"{_name(process.pid)} holds {bytes_text(process.memory_bytes)}"
         for process in gpu.processes
         if not any(pid in leased for pid in (process.pid, *process.ancestors))
     ]
@@ -155,7 +158,3 @@ def _name(pid: int) -> str:
         return f"{psutil.Process(pid).name()} (pid {pid})"
     except psutil.Error:
         return f"pid {pid}"
-
-
-def _gib(size: int) -> str:
-    return f"{size / 1024**3:.1f} GiB"

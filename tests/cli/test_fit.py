@@ -1,4 +1,4 @@
-"""`mm fit` and `mm browse` against a local hub and described hosts."""
+"""`mm fit` and `mm hub` against a local hub and described hosts."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from mmadmin.cli.asking import asking, hub_for
 from mmadmin.cli.build import plan
-from mmadmin.cli.fit import browse, fit
+from mmadmin.cli.fit import fit, hub
+from mmadmin.cli.hub_progress import hub_for, reporting
 from mmadmin.core.errors import NotFound, SourceUnavailable
 from tests.core.formats.gguf.tables import mistral_medium
 from tests.host.test_hub_browser import header
@@ -22,7 +22,7 @@ SEED = Path(__file__).parents[2] / "deployments/catalog/mistral-medium-3.5-v100.
 REPO = "unsloth/Mistral-Medium-3.5-128B-GGUF"
 app = typer.Typer()
 app.command("fit")(fit)
-app.command("browse")(browse)
+app.command("hub")(hub)
 app.command("plan")(plan)
 
 
@@ -66,18 +66,18 @@ def test_an_unknown_host_is_refused_before_anything_is_asked(local: LocalHub) ->
     assert local.seen == []
 
 
-def test_browse_lists_sets_and_licence(local: LocalHub) -> None:
+def test_hub_lists_sets_and_licence(local: LocalHub) -> None:
     """Quants with sizes and the licence, for people and machines."""
-    done = CliRunner().invoke(app, ["browse", REPO])
+    done = CliRunner().invoke(app, ["hub", REPO])
     assert done.exit_code == 0, done.output
     assert "Q4_K_M" in done.output
     assert "apache-2.0" in done.output
-    data = json.loads(CliRunner().invoke(app, ["browse", REPO, "--json"]).stdout)
+    data = json.loads(CliRunner().invoke(app, ["hub", REPO, "--json"]).stdout)
     assert data["sets"][0]["quant"] == "Q4_K_M"
 
 
 @pytest.mark.parametrize(
-    "words", [["browse", REPO], ["fit", str(SEED), "--on", "v100x4"], ["plan", str(SEED)]]
+    "words", [["hub", REPO], ["fit", str(SEED), "--on", "v100x4"], ["plan", str(SEED)]]
 )
 def test_a_hub_that_is_away_is_told_soon(words: list[str], local: LocalHub) -> None:
     """What is asked is said at once, and every further try; stdout has nothing."""
@@ -93,12 +93,12 @@ def test_what_is_asked_is_said_on_stderr(
 ) -> None:
     """The question, and that it was asked again; data goes to stdout alone."""
     local.fail("/api/", status(503))
-    with asking("looking", quiet=False) as say:
+    with reporting("looking", quiet=False) as say:
         assert hub_for(say).resolve(REPO)
     said = capfd.readouterr()
     assert said.out == ""
     assert said.err.startswith("looking …")
     assert "answered 503 (injected); asking again in 1 s (2 of 2)" in said.err
-    with asking("looking", quiet=True) as say:
+    with reporting("looking", quiet=True) as say:
         say("nothing")
     assert capfd.readouterr().err == ""

@@ -16,6 +16,7 @@ from itertools import combinations
 from typing import Any, Literal, TypeVar
 
 from mmadmin.core.build.recipe import Json
+from mmadmin.core.bytes_text import bytes_text
 from mmadmin.core.errors import DoesNotFit, InvalidSpec, MmError
 from mmadmin.core.fit.estimate import (
     Calibration,
@@ -310,12 +311,13 @@ def _too_large(wanted: Wanted, host: HostView, gpus: Sequence[GpuFacts], made: E
     ]
     for gpu, device, need in zip(gpus, best, made.per_device, strict=True):
         if need + RESERVE_BYTES > device.free_bytes:
-            reason = f"GPU {gpu.index} needs {_gib(need)} and could have {_gib(device.free_bytes)}"
+            free = bytes_text(device.free_bytes)
+            reason = f"GPU {gpu.index} needs {bytes_text(need)} and could have {free}"
             break
     else:
         reason = (
-            f"it needs {_gib(made.resident_bytes)} of main memory and "
-            f"{_gib(host.facts.memory_available_bytes)} are available"
+            f"it needs {bytes_text(made.resident_bytes)} of main memory and "
+            f"{bytes_text(host.facts.memory_available_bytes)} are available"
         )
     memory = host.facts.memory_available_bytes + sum(r.host_bytes for r in host.running)
     found = wanted.memory.suggest(
@@ -549,20 +551,20 @@ def fits_beside(wanted: Footprint, facts: HostFacts, leaving: Running | None = N
     if still[worst] <= 0:
         return Beside(
             "swap",
-            f"{_place(worst)} is short of {_gib(short[worst])} while the old one runs: "
+            f"{_place(worst)} is short of {bytes_text(short[worst])} while the old one runs: "
             "it is stopped first",
             short,
             devices,
         )
     steps = "".join(
-        f"; {one.owner} holds {_gib(one.memory_bytes)} until it is built"
+        f"; {one.owner} holds {bytes_text(one.memory_bytes)} until it is built"
         for gpu in facts.gpus
         if gpu.index == worst
         for one in gpu.leases
     )
     return Beside(
         "refuse",
-        f"{_place(worst)} is short of {_gib(still[worst])}"
+        f"{_place(worst)} is short of {bytes_text(still[worst])}"
         + (" even after the old one has stopped" if leaving else "")
         + steps,
         short,
@@ -626,7 +628,3 @@ def make_room(
 
 def _place(index: int) -> str:
     return "main memory" if index < 0 else f"GPU {index}"
-
-
-def _gib(size: int) -> str:
-    return f"{size / 1024**3:.1f} GiB"

@@ -20,12 +20,12 @@ from typing import Any
 
 from mmadmin.core import catalog
 from mmadmin.core.build.recipe import HubSource, Json
+from mmadmin.core.bytes_text import bytes_text
 from mmadmin.core.errors import InvalidInput
 from mmadmin.core.generations.diff_labels import (
     MEMORY,
     NOISE_PERCENT,
     Words,
-    bytes_in_words,
     percent,
     words_of,
 )
@@ -220,7 +220,7 @@ def _sources(lock: Mapping[str, Any]) -> dict[str, str]:
         for file in files:
             if isinstance(file.source, HubSource):
                 fields[f"{part} commit"] = f"{file.source.repo}@{file.source.revision}"
-            size = bytes_in_words(file.size)
+            size = bytes_text(file.size)
             fields[f"{part} {file.path}"] = f"sha256 {file.sha256[:SHORT]}, {size}"
     return fields
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from mmadmin.core import catalog
+from mmadmin.core.bytes_text import bytes_text
 from mmadmin.core.formats.protocol import ReportLabel
 
 SECOND_MS = 1000
@@ -61,22 +62,12 @@ def percent(before: str, after: str) -> int | None:
     return round(100 * (int(after) - int(before)) / int(before))
 
 
-def bytes_in_words(size: int) -> str:
-    """`512 B`, `93.8 MiB`, `71.4 GiB`."""
-    value = float(size)
-    for unit in ("B", "KiB", "MiB"):
-        if value < BINARY:
-            return f"{value:.0f} B" if unit == "B" else f"{value:.1f} {unit}"
-        value /= BINARY
-    return f"{value:.1f} GiB"
-
-
 def _as_it_is(value: str) -> str:
     return value
 
 
 def _bytes(value: str) -> str:
-    return bytes_in_words(int(value)) if value.isdecimal() else value
+    return bytes_text(int(value)) if value.isdecimal() else value
 
 
 def _milli_per_s(value: str) -> str:

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from mmadmin.core.bytes_text import bytes_text
 from mmadmin.core.callbacks import Report, silent
 from mmadmin.core.canonical import canonical, parse
 from mmadmin.core.errors import DiskFull, InvalidDerivation
@@ -144,11 +145,11 @@ class Disk:
         owed = sum(r.owed_bytes for r in others)
         if need + owed + self.floor_bytes <= free:
             return None
-        promised = "; ".join(f"{_human(r.owed_bytes)} to {r.owner}" for r in others)
+        promised = "; ".join(f"{bytes_text(r.owed_bytes)} to {r.owner}" for r in others)
         message = (
-            f"disk full: need {_human(need)}, have {_human(free)} free"
-            + (f", of which {_human(owed)} are promised ({promised})" if owed else "")
-            + f", and {_human(self.floor_bytes)} must stay free"
+            f"disk full: need {bytes_text(need)}, have {bytes_text(free)} free"
+            + (f", of which {bytes_text(owed)} are promised ({promised})" if owed else "")
+            + f", and {bytes_text(self.floor_bytes)} must stay free"
         )
         return DiskFull(
             message,
@@ -169,13 +170,3 @@ def disk_full(error: OSError, *, doing: str) -> DiskFull | None:
         f"disk full while {doing}: {os.strerror(error.errno)}",
         remedy="free space with `mm store gc` and try again",
     )
-
-
-def _human(size: int) -> str:
-    """Bytes for people: powers of 1024."""
-    value = float(size)
-    for unit in ("B", "KiB", "MiB"):
-        if value < 1024:  # noqa: PLR2004
-            return f"{value:.0f} {unit}"
-        value /= 1024
-    return f"{value:.1f} GiB"

@@ -275,7 +275,7 @@ def test_sizes_on_the_disk_and_in_memory_are_compared_where_both_are_known():
         Side(SMALL, size_bytes=100 << 20, needs=needs), Side(SMALL, size_bytes=50 << 20, needs=more)
     )
     assert [(row.label, row.was, row.now) for row in found] == [
-        ("total with dependencies", "100.0 MiB", "50.0 MiB (-50 %)"),
+        ("total with dependencies", "100 MiB", "50.0 MiB (-50 %)"),
         ("memory on GPU 1, predicted", "2.0 GiB", "3.0 GiB (+50 %)"),
     ]
     assert diff(Side(SMALL, size_bytes=1), Side(SMALL, needs=more)) == []

@@ -13,7 +13,6 @@ import typer
 from mmadmin.cli.installation import is_set_up
 from mmadmin.cli.output import (
     JsonFlag,
-    bytes_text,
     console,
     counted,
     emit_json,
@@ -31,6 +30,7 @@ from mmadmin.cli.store_names import (
     seconds_of,
 )
 from mmadmin.cli.tables import table
+from mmadmin.core.bytes_text import bytes_text
 from mmadmin.core.callbacks import Progress as Hook
 from mmadmin.core.callbacks import silent
 from mmadmin.core.errors import StoreCorrupt
