@@ -210,7 +210,11 @@ def _flatten(name: str, value: Any, fields: dict[str, str]) -> None:
 
 
 def _source_rows(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[DiffRow]:
-    yield from _compare("sources", _sources(before), _sources(after))
+    try:
+        was, now = _sources(before), _sources(after)
+    except InvalidInput:  # of a later version, or damaged: the other rows still say what changed
+        return
+    yield from _compare("sources", was, now)
 
 
 def _sources(lock: Mapping[str, Any]) -> dict[str, str]:

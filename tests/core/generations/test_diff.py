@@ -88,6 +88,14 @@ def test_another_engine_shows_its_source_and_its_compiler():
     assert found["build", "build-engine compiler"] == ("gcc-12.2.0", "gcc-13.1.0")
 
 
+def test_a_lock_that_cannot_be_read_hides_no_other_row():
+    """A record of a later version, or a damaged one: the page still opens."""
+    after = side(SMALL.replace("11434", "11401"), SMALL_LOCK, LAPTOP)
+    found = rows(replace(side(SMALL, SMALL_LOCK, LAPTOP), lock={"format": 99}), after)
+    assert ("spec", "engine.package") in found
+    assert not [key for key in found if key[0] == "sources"]
+
+
 def test_a_moved_branch_shows_as_another_commit():
     """The same words in the file, other bytes behind them."""
     moved = "f" * 40
