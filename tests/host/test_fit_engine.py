@@ -9,7 +9,7 @@ from mmadmin.core.engines.llama_server.engine import ENGINE, Seat
 from mmadmin.core.engines.protocol import System
 from mmadmin.core.fit.estimate import compare_buffers
 from mmadmin.host.facts import host_facts
-from mmadmin.host.fit import predict_system
+from mmadmin.host.fit import shape_of_model
 from tests.support.engine import EngineStore
 from tests.support.ports import free_port
 
@@ -26,7 +26,11 @@ def test_a_real_model_takes_what_was_predicted(engine_store: EngineStore) -> Non
     )
     launch = ENGINE.launch(system, Seat("127.0.0.1", free_port()))
     lines = serve_once(list(launch.argv), {**launch.env, launch.secret_env: "test"})
-    rows = {r.part: r for r in compare_buffers(predict_system(system, host_facts(), []), lines)}
+    made = ENGINE.memory.estimate(
+        shape_of_model(engine_store.model), system.options, cpu_features=host_facts().cpu_features
+    )
+    measured = ENGINE.memory.measured_buffers(lines)
+    rows = {row.part: row for row in compare_buffers(made, measured)}
     assert {"host mapped", "host cache", "host compute"} <= set(rows)
     for part in ("host mapped", "host cache", "host compute"):
         assert abs(rows[part].error_permille) <= 30, rows[part]
