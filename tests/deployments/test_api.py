@@ -323,7 +323,7 @@ def test_a_database_that_is_held(world: World, monkeypatch: pytest.MonkeyPatch) 
     browser.force_login(world.people.bob)
     page = browser.get("/")
     assert page.status_code == 503
-    assert "The database does not answer" in page.content.decode()
+    assert "database is not responding" in page.content.decode()
 
 
 def test_a_body_that_is_too_large(world: World) -> None:

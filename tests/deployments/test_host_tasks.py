@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -14,8 +15,11 @@ from deployments.models import (
     AuditEvent,
     Deployment,
     Generation,
+    GenerationReport,
     Host,
     HostTask,
+    ReportKind,
+    TaskKind,
 )
 from mmadmin.core.errors import Conflict, InvalidInput, NotFound, Refused
 from mmadmin.core.generations.lifecycle import JobState
@@ -143,3 +147,71 @@ def test_who_may_and_on_what(people: People) -> None:
     assert {task.pk for task in found.values()} == {there.pk, here.pk}
     assert queries.host_tasks(people.carol) == {"doctor": here}
     assert not Deployment.objects.exists()
+
+
+def test_a_hub_search_tells_what_a_repository_offers(people: People) -> None:
+    """The worker searches; the result, or why there is none, is in the record."""
+    found = actions.search_hub(people.bob, " https://huggingface.co/owner/name/ ")
+    tasks.run_task(found.pk)
+    found.refresh_from_db()
+    assert (found.state, found.params["repo"]) == (JobState.SUCCEEDED, "owner/name")
+    assert found.result["commit"] == "0" * 40
+    gated = actions.search_hub(people.bob, "gated/model")
+    tasks.run_task(gated.pk)
+    gated.refresh_from_db()
+    assert (gated.state, gated.error["code"]) == (JobState.FAILED, "source_gated")
+    with pytest.raises(InvalidInput) as refused:
+        actions.search_hub(people.bob, "not a repository")
+    assert refused.value.details["field"] == "repo"
+
+
+def test_two_people_search_at_once(people: People) -> None:
+    """A search holds up no other, unlike work on the store."""
+    first, second = (actions.search_hub(who, "owner/name") for who in (people.bob, people.alice))
+    assert first.pk != second.pk
+
+
+def test_reports_are_made_again(built: Generation, people: People) -> None:
+    """For a generation of an earlier version; the task says who made them."""
+    GenerationReport.objects.all().delete()
+    task = actions.start_task(people.bob, "describe", generation=built.uid)
+    tasks.run_task(task.pk)
+    task.refresh_from_db()
+    assert task.result == {"reports": ["command", "template"]}
+    made = GenerationReport.objects.get(kind=ReportKind.COMMAND)
+    assert (made.content, made.made_by) == (["engine", built.system], f"task {task.pk}")
+
+
+@pytest.mark.parametrize(
+    ("kind", "more", "field"),
+    [
+        ("describe", {}, "generation"),
+        ("describe", {"generation": "smol"}, "generation"),
+        ("doctor", {"generation": "smol/1"}, "generation"),
+        ("doctor", {"params": {"deep": True}}, "params"),
+        ("hub-search", {"params": {"repo": "a/b", "deep": True}}, "params"),
+    ],
+)
+def test_what_a_kind_does_not_take_is_refused(
+    people: People, kind: str, more: dict[str, Any], field: str
+) -> None:
+    """By name, before anything is queued."""
+    with pytest.raises(InvalidInput) as refused:
+        actions.start_task(people.bob, kind, **more)
+    assert refused.value.details["field"] == field
+    assert not HostTask.objects.exists()
+
+
+def test_a_task_s_lines_are_kept(people: People, host: Host) -> None:
+    """Like those of every other job."""
+    task = actions.start_task(people.bob, "doctor")
+    with recording(HostTask, task.pk) as recorder:
+        assert recorder is not None
+        recorder.log("looking at the disk")
+    lines = queries.build_log(people.carol, task_id=task.pk)
+    assert [chunk.text for chunk in lines] == ["looking at the disk\n"]
+
+
+def test_every_kind_is_done_by_a_function() -> None:
+    """A kind without one would fail only once somebody asked for it."""
+    assert set(host_tasks.FUNCTIONS) == set(TaskKind)

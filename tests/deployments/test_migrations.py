@@ -12,7 +12,7 @@ from django.db.migrations.executor import MigrationExecutor
 
 from deployments.models import Deployment, GenerationReport, HostTask, Replica
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.database]
 
 
 @pytest.fixture
