@@ -51,7 +51,7 @@
 
   /* times: "3 min ago" goes on counting */
   const units = [[31536000, "y"], [2592000, "mo"], [86400, "d"], [3600, "h"], [60, "min"]];
-  const spoken = (seconds) => {
+  const rounded = (seconds) => {
     for (const [size, unit] of units) if (seconds >= size) return `${Math.floor(seconds / size)} ${unit}`;
     return `${Math.max(0, Math.floor(seconds))} s`;
   };
@@ -67,7 +67,7 @@
       const seconds = (now - Date.parse(time.dateTime)) / 1000;
       const text = time.dataset.ago === "since" ? clock(seconds)
         : seconds < 10 && seconds > -10 ? "just now"
-        : seconds < 0 ? `in ${spoken(-seconds)}` : `${spoken(seconds)} ago`;
+        : seconds < 0 ? `in ${rounded(-seconds)}` : `${rounded(seconds)} ago`;
       if (time.textContent !== text) time.textContent = text;
     }
   };
@@ -143,10 +143,10 @@
     for (let name = found.dataset.field; name && !row; name = name.replace(/(^|[.[])[^.[]*$/, ""))
       row = document.querySelector(`[data-row="${CSS.escape(name)}"]`);
     if (!row) return;
-    const words = document.createElement("p");
-    words.className = "wrong";
-    words.textContent = found.dataset.words;
-    row.append(words);
+    const message = document.createElement("p");
+    message.className = "wrong";
+    message.textContent = found.dataset.message;
+    row.append(message);
     row.querySelector("input, select, textarea")?.setAttribute("aria-invalid", "true");
     for (let at = row.closest("details"); at; at = at.parentElement.closest("details")) at.open = true;
   };

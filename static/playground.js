@@ -192,7 +192,7 @@
         if (near) this.end();
       };
       const later = () => { if (!queued) { queued = true; requestAnimationFrame(draw); } };
-      const fail = (words) => { body.append(make("p", "wrong-turn", words)); };
+      const fail = (message) => { body.append(make("p", "wrong-turn", message)); };
       const take = (chunk) => {
         if (chunk.error) { later(); throw new Error(chunk.error.message || "The response was interrupted."); }
         usage = chunk.usage || usage;

@@ -29,11 +29,11 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """The strip of one time, over its whole height, with what it holds in words."""
+    """The strip of one time, over its whole height, with its values as text."""
 
     x: float
     width: float
-    words: str
+    title: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +49,10 @@ class Chart:
     """(path, class)"""
     bar_width: float
     slots: Sequence[Slot]
-    """What is said where the pointer is on a bar."""
-    y_words: Sequence[str]
+    """Shown where the pointer is on a bar."""
+    y_labels: Sequence[str]
     """Top to bottom."""
-    x_words: Sequence[str]
+    x_labels: Sequence[str]
     """Left to right."""
     label: str
     empty: bool
@@ -74,7 +74,7 @@ def draw(
     times: Sequence[datetime],
     series: Sequence[Series],
     *,
-    words: Callable[[float], str],
+    format_value: Callable[[float], str],
     lines: bool = False,
 ) -> Chart:
     """Stacked bars, or lines over each other."""
@@ -95,10 +95,10 @@ def draw(
         bars=bars,
         lines=paths,
         bar_width=round(FILL * WIDTH / max(1, count), 2),
-        slots=[] if lines else _slots(times, series, words),
-        y_words=(words(top), words(top / 2), words(0)),
-        x_words=_x_words(times),
-        label=_label(title, times, series, words, lines=lines),
+        slots=[] if lines else _slots(times, series, format_value),
+        y_labels=(format_value(top), format_value(top / 2), format_value(0)),
+        x_labels=_x_labels(times),
+        label=_label(title, times, series, format_value, lines=lines),
         empty=peak <= 0,
     )
 
@@ -121,14 +121,16 @@ def _bars(count: int, series: Sequence[Series], top: float) -> list[tuple[str, s
 
 
 def _slots(
-    times: Sequence[datetime], series: Sequence[Series], words: Callable[[float], str]
+    times: Sequence[datetime], series: Sequence[Series], format_value: Callable[[float], str]
 ) -> list[Slot]:
     slot = WIDTH / max(1, len(times))
     found = []
     for i, moment in enumerate(times):
-        said = ", ".join(f"{words(s.values[i])} {s.name}" for s in series if s.values[i] > 0)
-        if said:
-            found.append(Slot(round(i * slot, 1), round(slot, 1), f"{moment:%d %b %H:%M} {said}"))
+        values = ", ".join(
+            f"{format_value(s.values[i])} {s.name}" for s in series if s.values[i] > 0
+        )
+        if values:
+            found.append(Slot(round(i * slot, 1), round(slot, 1), f"{moment:%d %b %H:%M} {values}"))
     return found
 
 
@@ -147,7 +149,7 @@ def _line(values: Sequence[float], top: float) -> str:
     return "".join(pieces)
 
 
-def _x_words(times: Sequence[datetime]) -> list[str]:
+def _x_labels(times: Sequence[datetime]) -> list[str]:
     if not times:
         return []
     days = (times[-1] - times[0]).days >= 2  # noqa: PLR2004
@@ -159,7 +161,7 @@ def _label(
     title: str,
     times: Sequence[datetime],
     series: Sequence[Series],
-    words: Callable[[float], str],
+    format_value: Callable[[float], str],
     *,
     lines: bool,
 ) -> str:
@@ -170,9 +172,12 @@ def _label(
         best = max(range(len(times)), key=lambda i: s.values[i])
         filled = [v for v in s.values if v > 0]
         mean = sum(filled) / len(filled) if filled else 0
-        middle = f"mean {words(mean)}" if lines else f"{words(sum(s.values))} in all"
+        middle = (
+            f"mean {format_value(mean)}" if lines else f"{format_value(sum(s.values))} in total"
+        )
         parts.append(
-            f"{s.name}: {middle}, most {words(s.values[best])} on {times[best]:%d %b %H:%M}"
+            f"{s.name}: {middle}; maximum {format_value(s.values[best])}"
+            f" on {times[best]:%d %b %H:%M}"
         )
     return (
         f"{title} from {times[0]:%d %b %H:%M} to {times[-1]:%d %b %H:%M} UTC. {'; '.join(parts)}."

@@ -75,7 +75,7 @@ def draw(steps: Sequence[Node]) -> Drawing | None:
     height = max(y for _, y in places.values()) + BOX_H + PAD
     states = [step.state for step in steps]
     counted = ", ".join(f"{states.count(s)} {s}" for s in dict.fromkeys(states))
-    label = f"Graph of {len(steps)} steps: {counted}. The list below says the same in words."
+    label = f"Graph of {len(steps)} steps: {counted}. The list below has the same information."
     return Drawing(width, height, list(boxes.values()), edges, label)
 
 

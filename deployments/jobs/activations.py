@@ -45,7 +45,7 @@ from mmadmin.core.errors import (
 )
 from mmadmin.core.fit.placement import Beside, make_room
 from mmadmin.core.generations.activation import (
-    WORDS,
+    MESSAGES,
     Mode,
     Phase,
     Walk,
@@ -190,7 +190,7 @@ class Walker(Engines):
             phases.append({"phase": phase.value, "started": now, "ended": None})
         lease.write(self.activation, phase=phase.value, phases=phases)
         feed.announce_job(self.activation)
-        self.recorder.log(f"--- {phase.value}: {WORDS[phase]}")
+        self.recorder.log(f"--- {phase.value}: {MESSAGES[phase]}")
 
     # --- phases
 

@@ -37,7 +37,7 @@ from deployments.models import (
 from mmadmin.core.errors import Cancelled, Conflict, DoesNotFit, LeaseLost, MmError
 from mmadmin.core.fit.placement import Beside
 from mmadmin.core.generations.lifecycle import ACTIVE_JOB, JobState
-from mmadmin.core.generations.trial import FORWARD, WORDS, Phase, TrialStatus, after, turn_back
+from mmadmin.core.generations.trial import FORWARD, MESSAGES, Phase, TrialStatus, after, turn_back
 
 log = logging.getLogger(__name__)
 
@@ -119,7 +119,7 @@ class Walker(Engines):
             self.recorder.check()
             lease.write(self.trial, phase=phase.value)
             feed.announce_job(self.trial)
-            self.recorder.log(f"{phase.value}: {WORDS[phase]}")
+            self.recorder.log(f"{phase.value}: {MESSAGES[phase]}")
             self._patiently(phase.value, getattr(self, f"_{phase.value}"))
             phase = after(phase)
 

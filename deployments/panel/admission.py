@@ -1,8 +1,8 @@
-"""Requests of the panel take turns: so many are worked on at once, the others wait.
+"""Limits how many requests the panel processes at once; the others wait.
 
 When a panel comes back, every page that was open asks again in the same moment. Each request in
 work has a thread and a database connection of its own, and a PostgreSQL server has a hundred for
-everybody: without turns a burst of open pages is answered with errors.
+everybody: without a limit, a burst of open pages is answered with errors.
 
 A turn begins when the request has been read whole, so that slow senders hold none, and ends when
 its answer begins, so that streams hold none. A view that waits for something else than the
@@ -50,7 +50,7 @@ class Turn:
 
 
 class InTurn:
-    """An ASGI application whose requests take turns."""
+    """An ASGI application with a limit on concurrent requests."""
 
     def __init__(self, app: App, at_once: int = AT_ONCE) -> None:
         self._app = app

@@ -1,4 +1,4 @@
-"""The panel's forms: their fields, their help, and what is wrong with an answer in words.
+"""The panel's forms: their fields, their help, and their validation messages.
 
 What an answer means is decided by the actions; a form only reads it.
 """

@@ -117,10 +117,10 @@ def problem(text: str) -> MmError | None:
     return None
 
 
-def sections(text: str, spoken: Mapping[str, str] | None = None) -> list[FormSection]:
+def sections(text: str, warnings: Mapping[str, str] | None = None) -> list[FormSection]:
     """The form of a file. Raises `InvalidSpec` where it is not TOML.
 
-    `spoken`: rule → its words with this deployment's figures, for warnings that it was given.
+    `warnings`: rule → its message with this deployment's figures, for warnings that it was given.
     """
     document = read(text)
     made = []
@@ -132,7 +132,7 @@ def sections(text: str, spoken: Mapping[str, str] | None = None) -> list[FormSec
         if name == "template":
             shown.append(_patch(table))
         if name == "activation":
-            shown += _overrules(kind, table, spoken or {})
+            shown += _overrules(kind, table, warnings or {})
         seldom = {f["name"] for f in section["fields"] if name == "serve" and not f.get("often")}
         often = [f for f in shown if f.key.partition(".")[2] not in seldom]
         made.append(
@@ -244,23 +244,23 @@ def _patch(table: Mapping[str, Any]) -> FormField:
 
 
 def _overrules(
-    engine_kind: str, table: Mapping[str, Any], spoken: Mapping[str, str]
+    engine_kind: str, table: Mapping[str, Any], warnings: Mapping[str, str]
 ) -> Iterator[FormField]:
     """A field for each warning of the engine: the reason why it does not hold here."""
     reasons = table.get("overrule", {})
     reasons = reasons if isinstance(reasons, Mapping) else {}
     for rule in overrulable(engine_kind):
-        words = spoken.get(rule.name) or f"Where {rule.about}"
+        message = warnings.get(rule.name) or f"Where {rule.about}"
         yield FormField(
             key=OVERRULE + rule.name,
             label=f"Override “{rule.name.replace('-', ' ')}”",
             kind="overrule",
-            help=f"{words[0].upper()}{words[1:]}: {rule.remedy}. A reason here overrides the"
+            help=f"{message[0].upper()}{message[1:]}: {rule.remedy}. A reason here overrides the"
             " warning and is kept with the generation.",
             value=_text(reasons.get(rule.name)),
             choices=(),
             placeholder="warned in an earlier run: explain why it does not apply"
-            if rule.name in spoken
+            if rule.name in warnings
             else "",
             unit="",
             required=False,

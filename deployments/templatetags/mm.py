@@ -18,9 +18,9 @@ from django.utils.safestring import SafeString, mark_safe
 from deployments.models import Trial
 from mmadmin.core.bytes_text import bytes_text
 from mmadmin.core.generations import diff as core_diff
-from mmadmin.core.generations.activation import WORDS, Phase
+from mmadmin.core.generations.activation import MESSAGES, Phase
 from mmadmin.core.generations.diff import DiffRow
-from mmadmin.core.generations.trial import WORDS as TRIAL_WORDS
+from mmadmin.core.generations.trial import MESSAGES as TRIAL_MESSAGES
 from mmadmin.core.generations.trial import Phase as TrialPhase
 
 register = template.Library()
@@ -106,8 +106,10 @@ def icon(name: str, label: str = "") -> SafeString:
 
 @register.filter
 def doing(trial: Trial) -> str:
-    """What a trial that is under way does now, in words."""
-    return TRIAL_WORDS[TrialPhase(trial.phase)] if trial.phase else "waiting for the host's worker"
+    """What a running trial is doing."""
+    return (
+        TRIAL_MESSAGES[TrialPhase(trial.phase)] if trial.phase else "waiting for the host's worker"
+    )
 
 
 @register.simple_tag
@@ -218,7 +220,7 @@ NOTABLE_PERMILLE = 50
 
 @register.filter
 def off_by(permille: int) -> SafeString:
-    """How far a prediction was off, in words too: 12 → 1.2 % high."""
+    """How far a prediction was off: 12 → 1.2 % high."""
     words = f"{abs(permille) / 10:.1f} % {'high' if permille > 0 else 'low'}"
     if permille == 0:
         words = "exact"
@@ -319,7 +321,7 @@ def used_disk(facts: dict[str, Any]) -> int:
 
 @register.simple_tag
 def bar(part: float | None, whole: float | None, label: str, tone: str = "") -> SafeString:
-    """A bar, filled by `part` of `whole`, with its words for who does not see it."""
+    """A bar, filled by `part` of `whole`, with a label for screen readers."""
     return format_html(
         '<svg class="bar {}" role="img" aria-label="{}">'
         '<rect width="{}%" height="100%"></rect></svg>',
@@ -457,7 +459,7 @@ SYSTEMS = ("Windows", "Android", "iPhone", "iPad", "Macintosh", "Linux")
 
 @register.filter
 def browser(agent: str) -> str:
-    """A browser's words about itself in two of ours: Firefox on Linux."""
+    """A user agent in short: Firefox on Linux."""
     name = next((name for sign, name in BROWSERS if sign in agent), "")
     system = next((system for system in SYSTEMS if system in agent), "")
     if name and system:
@@ -481,9 +483,9 @@ def sentence(text: str) -> str:
 
 
 @register.filter
-def phase_words(phase: str) -> str:
-    """What happens in a phase of an activation, in words."""
-    return WORDS[Phase(phase)] if phase in set(Phase) else ""
+def phase_message(phase: str) -> str:
+    """What happens in a phase of an activation."""
+    return MESSAGES[Phase(phase)] if phase in set(Phase) else ""
 
 
 @register.filter

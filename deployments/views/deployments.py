@@ -13,7 +13,7 @@ from django.shortcuts import redirect
 from django.urls import reverse
 
 from deployments import actions, queries
-from deployments.broker import activity as pulse
+from deployments.broker import activity
 from deployments.models import Activation, ReportKind
 from deployments.panel.forms import DeploymentSettings, OptionalReason, Reason
 from deployments.queries.lookups import no_rollback_target
@@ -51,7 +51,7 @@ def deployment(request: HttpRequest, name: str) -> HttpResponse:
     part = request.GET.get("part", "")
     context: dict[str, object] = {"nav": "overview", "row": row, "startable": STARTABLE}
     if part in {"", "now"}:
-        context["pulse"] = pulse.lines()
+        context["traffic"] = activity.lines()
     if part in {"", "timeline"}:
         page_number = number_of(request.GET.get("page"))
         context["history"] = queries.history(me, name, page=page_number, per_page=ROWS)
@@ -225,8 +225,8 @@ def stop(request: HttpRequest, name: str) -> HttpResponse:
     )
 
 
-def _said(request: HttpRequest, name: str, number: int) -> tuple[str, str]:
-    """Why somebody says a word about a generation, and the page on which they said it."""
+def _reason_and_page(request: HttpRequest, name: str, number: int) -> tuple[str, str]:
+    """The reason for a mark or a pin, and the page to return to."""
     kwargs: dict[str, Any] = {"name": name}
     if request.POST.get("from") == "generation":
         return request.POST.get("reason", "")[:REASON_MAX], reverse(
@@ -240,7 +240,7 @@ def _said(request: HttpRequest, name: str, number: int) -> tuple[str, str]:
 def pin(request: HttpRequest, name: str, number: int) -> HttpResponse:
     """Keep a generation, or let it go with its age."""
     on = request.POST.get("on") == "1"
-    reason, back = _said(request, name, number)
+    reason, back = _reason_and_page(request, name, number)
     return attempt(
         request,
         lambda: actions.pin(person(request), name, number, on, reason=reason),
@@ -254,9 +254,9 @@ def pin(request: HttpRequest, name: str, number: int) -> HttpResponse:
 @form_only
 @page
 def mark(request: HttpRequest, name: str, number: int) -> HttpResponse:
-    """Say good or bad of a generation."""
+    """Mark a generation good or bad, or remove the mark."""
     word = cast("Literal['good', 'bad', '']", request.POST.get("mark", ""))
-    reason, back = _said(request, name, number)
+    reason, back = _reason_and_page(request, name, number)
     return attempt(
         request,
         lambda: actions.mark(person(request), name, number, word, reason=reason),

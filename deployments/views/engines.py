@@ -11,7 +11,7 @@ from deployments.views.page import number_of, operator, page, person, show
 
 @page
 def log(request: HttpRequest, name: str, number: int) -> HttpResponse:
-    """What a generation's engine said last; `?download` as a text file."""
+    """The end of an engine log; `?download` as a text file."""
     me = operator(request)
     found = engine_log(me, name, number)
     if "download" in request.GET:

@@ -16,7 +16,7 @@ from deployments.models import Host, HostTask, Replica, TaskKind
 from deployments.views.page import attempt, form_only, page, person, show
 
 SILENT = timedelta(minutes=2)
-"""A worker that was not heard of for so long is said to be away."""
+"""A worker that has not reported for this long is shown as not responding."""
 WHOLE_PROCESS = "main memory"
 """The part of a report that is all of an engine on a host without cards."""
 COLOURS = ("s0", "s1", "s2", "s3")
@@ -38,8 +38,8 @@ class Memory:
         return max(0, self.total - self.free)
 
     @property
-    def words(self) -> str:
-        """Its sentence."""
+    def summary(self) -> str:
+        """What a screen reader says."""
         held = ", ".join(name for name, _, _ in self.parts)
         return (
             f"{self.name}: {self.used / 2**30:.1f} of {self.total / 2**30:.1f} GiB in use ({held})"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from django.http import HttpRequest, HttpResponse
 
 from deployments import queries
-from deployments.broker import activity as pulse
+from deployments.broker import activity
 from deployments.views.hosts import machines
 from deployments.views.page import page, person, show
 
@@ -28,7 +28,7 @@ def overview(request: HttpRequest) -> HttpResponse:
         rows = queries.deployments_overview(me, archived=archived)
         context |= {
             "rows": rows,
-            "pulse": pulse.lines(),
+            "traffic": activity.lines(),
             "alarms": [alarm for row in rows for alarm in row.alarms],
             "failed": [row for row in rows if row.newest and row.newest.state == "failed"],
         }

@@ -1,6 +1,6 @@
 """The playground: a chat through the real gate, with a short-lived key of the person's own.
 
-The browser talks to the panel, and the panel relays to the gate byte by byte: limits, books and
+The browser talks to the panel, and the panel relays to the gate byte by byte: limits, usage and
 history see it as any other client. The key stays in this process's memory and is never sent to
 the browser. Who closes the page ends the request, at the engine too.
 """
@@ -203,5 +203,5 @@ async def _bytes(client: httpx2.AsyncClient, answer: httpx2.Response) -> AsyncIt
 
 def _failure(status: int, message: str, remedy: str) -> JsonResponse:
     """An error in the shape that the gate's own errors have."""
-    words = f"{message}: {remedy}" if remedy else message
-    return JsonResponse({"error": {"message": words, "type": "playground"}}, status=status)
+    text = f"{message}: {remedy}" if remedy else message
+    return JsonResponse({"error": {"message": text, "type": "playground"}}, status=status)

@@ -102,9 +102,11 @@ def charts(me: User, wanted: Wanted) -> list[Chart]:
     times = list(_times(wanted.since, wanted.until, length))
     each = [found.get(moment, {}) for moment in times]
     return [
-        draw("requests", "Requests", times, _requests(each), words=brief),
-        draw("tokens", "Tokens", times, _tokens(each), words=brief),
-        draw("latency", "Mean latency", times, _latency(each), words=milliseconds, lines=True),
+        draw("requests", "Requests", times, _requests(each), format_value=brief),
+        draw("tokens", "Tokens", times, _tokens(each), format_value=brief),
+        draw(
+            "latency", "Mean latency", times, _latency(each), format_value=milliseconds, lines=True
+        ),
     ]
 
 
@@ -173,7 +175,7 @@ def usage(request: HttpRequest) -> HttpResponse:
         "more": max(0, len(rows) - SHOWN),
         "sums": sums,
         "ttft": sums["ttft_ms"] / sums["requests"] if sums["requests"] else None,
-        "spans": [(name, words) for name, (words, _, _) in SPANS.items()],
+        "spans": [(name, label) for name, (label, _, _) in SPANS.items()],
         "groups": GROUPS,
         "names": queries.deployment_names(me),
     }

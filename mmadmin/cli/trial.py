@@ -11,7 +11,7 @@ from mmadmin.cli.deployments import Detach, Name, Reason, going_on
 from mmadmin.cli.output import JsonFlag, console, emit_json, escape, seconds_text, styled
 from mmadmin.cli.records import actor
 from mmadmin.core.errors import NotFound
-from mmadmin.core.generations.trial import MINUTES, MOST_MINUTES, WORDS, Phase, TrialStatus
+from mmadmin.core.generations.trial import MESSAGES, MINUTES, MOST_MINUTES, Phase, TrialStatus
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -118,7 +118,7 @@ def _words(trial: Trial) -> str:
     if trial.ending:
         return f"{line}: {escape(trial.ending)}"
     if trial.phase:
-        return f"{line}: {WORDS[Phase(trial.phase)]}"
+        return f"{line}: {MESSAGES[Phase(trial.phase)]}"
     return line
 
 

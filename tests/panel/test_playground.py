@@ -55,7 +55,7 @@ async def test_a_key_that_was_ended_is_had_anew(monkeypatch: pytest.MonkeyPatch)
     assert (keys[2], len(set(keys)), len(keys)) == (keys[0], 2, 4)
     refused.add("all")
     assert await ask() == 401
-    assert len(keys) == 6, "not for ever"
+    assert len(keys) == 6, "not forever"
     assert await ClientKey.objects.filter(playground=True, revoked_at=None).acount() >= 1
 
 

@@ -71,7 +71,7 @@ BACK_OVERLAP = (_P.UNSTART,)
 BACK_SWAP = (_P.UNSTART, _P.RESTART, _P.REPROBE, _P.REOPEN)
 RETURNED = (_P.RETURN, _P.REDRAIN, _P.UNSTART)
 
-WORDS: dict[Phase, str] = {
+MESSAGES: dict[Phase, str] = {
     _P.PREFLIGHT: "checking that everything is present and fits",
     _P.HOLD: "holding new requests",
     _P.START: "starting the engine",

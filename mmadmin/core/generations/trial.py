@@ -50,7 +50,7 @@ _P = Phase
 FORWARD = (_P.PREFLIGHT, _P.START, _P.PROBE, _P.OPEN)
 END = (_P.CLOSE, _P.DRAIN, _P.STOP)
 
-WORDS: dict[Phase, str] = {
+MESSAGES: dict[Phase, str] = {
     _P.PREFLIGHT: "checking that everything is present and fits alongside the live generation",
     _P.START: "starting the engine",
     _P.PROBE: "loading and testing the engine",

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mmadmin.core.errors import Conflict
 from mmadmin.core.generations.activation import (
-    WORDS,
+    MESSAGES,
     Kind,
     Mode,
     Phase,
@@ -165,7 +165,7 @@ def test_the_orders_are_those_of_the_book():
         "preflight", "hold", "drain", "stop", "start", "probe", "flip", "retire", "examine",
     ]  # fmt: skip
     assert walked(Kind.STOP, Mode.OVERLAP) == ["flip", "drain", "stop", "retire"]
-    assert set(WORDS) == set(Phase)
+    assert set(MESSAGES) == set(Phase)
 
 
 @pytest.mark.parametrize("mode", Mode)

@@ -9,7 +9,7 @@ from mmadmin.core.generations.lifecycle import ENDED, JobState
 from mmadmin.core.generations.trial import (
     END,
     FORWARD,
-    WORDS,
+    MESSAGES,
     Phase,
     TrialStatus,
     after,
@@ -52,7 +52,7 @@ def test_what_ends_does_not_turn_back(phase: Phase) -> None:
 def test_every_phase_is_on_one_way_and_has_its_words() -> None:
     """No phase is left out, and none is on both ways."""
     assert sorted(FORWARD + END) == sorted(Phase)
-    assert set(WORDS) == set(Phase)
+    assert set(MESSAGES) == set(Phase)
 
 
 def test_it_is_open_in_one_phase_only() -> None:
