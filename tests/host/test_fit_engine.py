@@ -8,8 +8,9 @@ from bench.fit import serve_once
 from mmadmin.core.engines.llama_server.engine import ENGINE, Seat
 from mmadmin.core.engines.protocol import System
 from mmadmin.core.fit.estimate import compare_buffers
+from mmadmin.core.formats.gguf.header import read_header
+from mmadmin.core.formats.gguf.shape import shape_of_headers
 from mmadmin.host.facts import host_facts
-from mmadmin.host.fit import shape_of_model
 from tests.support.engine import EngineStore
 from tests.support.ports import free_port
 
@@ -27,7 +28,9 @@ def test_a_real_model_takes_what_was_predicted(engine_store: EngineStore) -> Non
     launch = ENGINE.launch(system, Seat("127.0.0.1", free_port()))
     lines = serve_once(list(launch.argv), {**launch.env, launch.secret_env: "test"})
     made = ENGINE.memory.estimate(
-        shape_of_model(engine_store.model), system.options, cpu_features=host_facts().cpu_features
+        shape_of_headers([read_header(engine_store.model)]),
+        system.options,
+        cpu_features=host_facts().cpu_features,
     )
     measured = ENGINE.memory.measured_buffers(lines)
     rows = {row.part: row for row in compare_buffers(made, measured)}

@@ -67,6 +67,11 @@ def launch(system, **options):
     return engine(system.engine_kind).launch(changed, Seat("127.0.0.1", free_port()))
 
 
+def with_part(system, **parts):
+    """The system with some parts changed."""
+    return replace(system, parts={**system.parts, **parts})
+
+
 def test_it_proves_itself(live, system):
     """Process, secret, alias, file, slots, context and a completion, as planned."""
     _made, ready = live
@@ -129,7 +134,7 @@ def test_a_model_that_cannot_be_loaded_fails_with_the_engines_words(home, system
     """Not after the deadline: at once, and with the reason."""
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(system.parts["model"].read_bytes()[:100_000])
-    made = launch(replace(system, model=broken))
+    made = launch(with_part(system, model=broken))
     with pytest.raises(ProbeFailed, match="ended") as failed:  # noqa: PT012 (either sees it)
         engine_process.start(home, "broken", made, SECRET)  # or it is quicker than we look
         wait_ready(home, "broken", made, SECRET)
@@ -148,6 +153,24 @@ def test_a_context_that_the_engine_caps_is_refused(home, system):
     engine_process.stop(home, "capped", port=made.port)
 
 
+def test_slots_of_a_unified_cache_share_the_whole_context(home, system):
+    """The engine shows all of it for each slot, as planned."""
+    made = launch(system, slots=2, context=1024, kv_unified=True)
+    engine_process.start(home, "unified", made, SECRET)
+    ready = wait_ready(home, "unified", made, SECRET)
+    assert (ready.slots, ready.context_per_slot) == (2, 2048)
+    engine_process.stop(home, "unified", port=made.port)
+
+
+@pytest.mark.parametrize(("context", "shown"), [(4096, 8192), (8192, 8192)])
+def test_a_unified_context_is_capped_as_planned(home, system, context, shown):
+    """No slot shows more than the model was trained with."""
+    made = launch(system, slots=2, context=context, kv_unified=True)
+    engine_process.start(home, "whole", made, SECRET)
+    assert wait_ready(home, "whole", made, SECRET).context_per_slot == shown
+    engine_process.stop(home, "whole", port=made.port)
+
+
 def test_a_template_of_the_deployment_is_the_one_that_is_used(home, system, tmp_path):
     """The engine shows the very text of the file."""
     template = tmp_path / "chat_template.jinja"
@@ -155,7 +178,7 @@ def test_a_template_of_the_deployment_is_the_one_that_is_used(home, system, tmp_
         "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
         "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}\n"
     )
-    made = launch(replace(system, template=template), slots=1, context=512)
+    made = launch(with_part(system, template=template), slots=1, context=512)
     engine_process.start(home, "own", made, SECRET)
     assert wait_ready(home, "own", made, SECRET).completion
     engine_process.stop(home, "own", port=made.port)
