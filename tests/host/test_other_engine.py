@@ -136,9 +136,7 @@ def test_a_command_that_it_overwrites_is_not_drift(live, home, uid, tmp_path):
     made, _ready = live
     store = Store(tmp_path / "store")
     part = store.root / "objects" / f"{0:064}-part"
-    system = System(
-        engine=part, model=part, template=None, options=None, engine_kind="toy", alias="model"
-    )
+    system = System(engine_kind="toy", alias="model", parts={"engine": part}, options=None)
 
     def found(launch: LaunchSpec) -> set[str]:
         rows = drift(home, uid, launch, system=system, secret=SECRET, store=store)
