@@ -478,7 +478,7 @@ def edit_key(request: HttpRequest, key_id: str, body: s.KeyEditIn) -> Any:
 
 @keys.post("/{key_id}/revoke", response={200: s.KeyOut, **ERRORS})
 def revoke_key(request: HttpRequest, key_id: str) -> Any:
-    """End a key for ever."""
+    """Revoke a key permanently."""
     actions.revoke_key(who(request), key_id)
     return _key(request, key_id)
 
@@ -685,7 +685,7 @@ def usage(  # noqa: PLR0917 (query parameters)
     generation: int | None = Query(None, ge=0, le=2**31 - 1),
     by: Literal["hour", "day", "key", "deployment", "generation", "endpoint"] = "hour",
 ) -> Any:
-    """Sums of the books from `since` to `until`."""
+    """Sums of the usage records from `since` to `until`."""
     return queries.usage(
         who(request),
         since=since,

@@ -20,13 +20,13 @@ from django.db.models import Q
 from django.utils import timezone
 from django.utils.module_loading import import_string
 
-from mmadmin.core.generations.activation import Walk, may_cancel, resumed
+from mmadmin.core.generations.activation import Position, may_cancel, resumed
 from mmadmin.core.generations.lifecycle import (
     ACTIVE_JOB,
     GenerationState,
     JobState,
     may_become,
-    waits_words,
+    waiting_message,
 )
 from mmadmin.core.generations.trial import END, MINUTES, Phase, TrialStatus, status_of
 from mmadmin.core.process_identity import ProcessIdentity
@@ -58,7 +58,7 @@ class User(AbstractUser):
 
 
 class Host(models.Model):
-    """A machine with a store, a supervisor and a Celery worker of its own."""
+    """A machine with a store, a supervisor and its own Celery worker."""
 
     name = models.SlugField(max_length=63, unique=True)
     facts = models.JSONField(default=dict, blank=True)
@@ -162,7 +162,7 @@ class Generation(models.Model):
         default=GenerationState.PLANNED,
     )
     state_reason = models.TextField(blank=True)
-    """Why it failed, in words with a remedy."""
+    """Why it failed, with a remedy."""
     author = models.ForeignKey(User, on_delete=models.PROTECT, related_name="+")
     reason = models.TextField(blank=True)
     pinned = models.BooleanField(default=False)
@@ -541,7 +541,7 @@ class BuildStep(models.Model):
     why = models.TextField(blank=True)
     """Why it is cached or must be built."""
     waits_for = models.CharField(max_length=200, blank=True)
-    """Who makes the same step now, in words; its result will be taken. Empty = it does not wait."""
+    """Who makes the same step now; its result will be taken. Empty = it does not wait."""
     output = models.CharField(max_length=255, blank=True)
     """Object name."""
     size_bytes = models.BigIntegerField(default=0)
@@ -559,9 +559,9 @@ class BuildStep(models.Model):
         ]
 
     @property
-    def words(self) -> str:
+    def message(self) -> str:
         """Whom it waits for, else why it is cached or must be built."""
-        return waits_words(self.waits_for) if self.waits_for else self.why
+        return waiting_message(self.waits_for) if self.waits_for else self.why
 
 
 class LogChunk(models.Model):
@@ -648,7 +648,7 @@ class Activation(Job):
             follows.append(Follows(self.previous_id, GenerationState.RETIRED, draining))
         return follows
 
-    def walk(self, live: int | None) -> Walk:
+    def position(self, live: int | None) -> Position:
         """Where it is on its way, with `live` the deployment's live generation now."""
         return resumed(
             self.kind,
@@ -664,7 +664,7 @@ class Activation(Job):
         """True while a cancel is of use."""
         if self.state != JobState.RUNNING:
             return self.state == JobState.QUEUED
-        return may_cancel(self.walk(self.deployment.live_id))
+        return may_cancel(self.position(self.deployment.live_id))
 
 
 class Trial(Job):
@@ -688,7 +688,7 @@ class Trial(Job):
     ends_at = models.DateTimeField(null=True, blank=True)
     """Set once it is open: until then it sleeps, queued and held by nobody."""
     ending = models.TextField(blank=True)
-    """Why it ends, or ended, in words."""
+    """Why it ends, or ended."""
     snapshot_version = models.BigIntegerField(default=0)
     """The snapshot with which it last changed the route: drains wait for it."""
     max_attempts = models.PositiveIntegerField(default=6)
@@ -809,7 +809,7 @@ class Replica(models.Model):
     restarted_at = models.DateTimeField(null=True, blank=True)
     """By the watch, because it was not alive."""
     falls = models.PositiveIntegerField(default=0)
-    """How often its process ended by itself, each time soon after the time before."""
+    """How often its process ended unasked, each time soon after the time before."""
     fell_at = models.DateTimeField(null=True, blank=True)
     """When the watch saw the last one."""
     error = models.TextField(blank=True)
@@ -917,7 +917,7 @@ class Session(AbstractBaseSession):
     user_id = models.BigIntegerField(null=True, db_index=True)
     address = models.GenericIPAddressField(null=True)
     agent = models.CharField(max_length=255, blank=True)
-    """The browser's own words about itself."""
+    """What the browser says about itself."""
     began_at = models.DateTimeField(default=timezone.now)
 
     @classmethod
@@ -940,7 +940,7 @@ class Publication(models.Model):
 
 
 class GateSpool(models.Model):
-    """How far one gate worker's usage spool is in the books without a gap."""
+    """How far one gate worker's usage spool is in the usage records without a gap."""
 
     gate = models.CharField(max_length=64, unique=True)
     acked_seq = models.BigIntegerField(default=0)
@@ -980,7 +980,7 @@ class Alarm(models.Model):
 
 
 class UsageEvent(models.Model):
-    """One finished request, as the gate wrote it into the books."""
+    """One finished request, as the gate recorded it."""
 
     id = models.CharField(max_length=64, primary_key=True)
     """The request id."""
@@ -1023,7 +1023,7 @@ SUMS = ("requests", "failed", *TOKENS_AND_TIMES)
 
 
 class UsageSums(models.Model):
-    """A row of the books that adds up requests."""
+    """A row of the usage records that adds up requests."""
 
     requests = models.PositiveIntegerField(default=0)
     failed = models.PositiveIntegerField(default=0)

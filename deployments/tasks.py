@@ -15,14 +15,14 @@ from deployments.broker import feed
 from deployments.broker.queue import send
 from deployments.jobs import (
     activations,
-    books,
     builds,
     host_tasks,
     hosts,
-    keep,
     prune,
+    retention,
     sweeper,
     trials,
+    usage,
     watch,
 )
 from deployments.jobs.recorder import Parent, recording
@@ -54,7 +54,7 @@ def run_activation(activation_id: int) -> None:
     with recording(Activation, activation_id) as recorder:
         if recorder is None:
             return
-        activations.walk(recorder, machine())
+        activations.run(recorder, machine())
 
 
 @shared_task
@@ -63,7 +63,7 @@ def run_trial(trial_id: int) -> None:
     with recording(Trial, trial_id) as recorder:
         if recorder is None:  # it sleeps, it has ended, or another worker holds it
             return
-        trials.walk(recorder, machine())
+        trials.run(recorder, machine())
 
 
 @shared_task
@@ -89,8 +89,8 @@ def publish() -> None:
 
 @shared_task
 def collect_usage() -> None:
-    """Take the gates' usage into the books."""
-    books.collect()
+    """Take the gates' usage records."""
+    usage.collect()
 
 
 @shared_task
@@ -108,7 +108,7 @@ def watch_engines() -> None:
 @shared_task
 def tidy_store() -> None:
     """Let go what the keep rule no longer keeps, and free what nothing needs."""
-    keep.tidy(machine().store())
+    retention.tidy(machine().store())
 
 
 @shared_task

@@ -2,11 +2,10 @@
 
 Each action checks the person's role, writes its rows and one `AuditEvent` in one transaction, and
 after the commit hands jobs to the workers, tells the gate, and tells open pages. Every refusal is
-an `MmError` in words. Permission checks live here (and in `queries`), so that page, API and
+an `MmError`. Permission checks live here (and in `queries`), so that page, API and
 command line cannot differ.
 """
 
-from deployments.actions.acting import acting_from, require
 from deployments.actions.deploying import (
     cancel_build,
     deploy,
@@ -16,7 +15,6 @@ from deployments.actions.deploying import (
     retry_build,
 )
 from deployments.actions.host_tasks import cancel_task, search_hub, start_task
-from deployments.actions.keeping import archive, configure, mark, pin
 from deployments.actions.keys import (
     edit_key,
     issue_key,
@@ -38,8 +36,10 @@ from deployments.actions.people import (
     set_user_active,
     token_user,
 )
+from deployments.actions.permissions import acting_from, require
+from deployments.actions.retention import archive, configure, mark, pin
 from deployments.actions.serving import activate, cancel_activation, rollback, stop
-from deployments.actions.trying import begin_trial, end_trial
+from deployments.actions.trials import begin_trial, end_trial
 
 __all__ = [
     "acting_from",

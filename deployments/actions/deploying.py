@@ -10,8 +10,8 @@ from django.db import IntegrityError, transaction
 from django.db.models import Max
 from django.utils import timezone
 
-from deployments.actions.acting import audit, require
 from deployments.actions.lookups import locked_deployment
+from deployments.actions.permissions import audit, require
 from deployments.broker import feed
 from deployments.broker.queue import enqueue_on_commit
 from deployments.models import (

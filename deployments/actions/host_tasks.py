@@ -9,8 +9,8 @@ from typing import Any
 from django.conf import settings
 from django.db import IntegrityError, transaction
 
-from deployments.actions.acting import audit, require
 from deployments.actions.lookups import unbuilt
+from deployments.actions.permissions import audit, require
 from deployments.broker import feed
 from deployments.broker.queue import enqueue_on_commit
 from deployments.models import Generation, Host, HostTask, Role, TaskKind, User

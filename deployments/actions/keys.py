@@ -10,7 +10,7 @@ from django.conf import settings
 from django.db import transaction
 from django.utils import timezone
 
-from deployments.actions.acting import audit, require
+from deployments.actions.permissions import audit, require
 from deployments.broker import feed
 from deployments.models import (
     ClientKey,
@@ -123,7 +123,7 @@ def _locked_key(key_id: str) -> ClientKey:
 
 
 def revoke_key(actor: User, key_id: str) -> ClientKey:
-    """End a key for ever; the gate refuses it at once and cuts its streams."""
+    """Revoke a key permanently; the gate refuses it at once and cuts its streams."""
     require(actor, Role.ADMIN)
     with transaction.atomic():
         key = _locked_key(key_id)
@@ -150,7 +150,7 @@ def suspend_key(actor: User, key_id: str, on: bool) -> ClientKey:  # noqa: FBT00
 
 def _refuse_revoked(key: ClientKey) -> None:
     if key.revoked_at is not None:
-        raise Conflict(f"key {key} is revoked for ever", remedy="issue a new one")
+        raise Conflict(f"key {key} is permanently revoked", remedy="issue a new one")
 
 
 def rotate_key(

@@ -1,4 +1,4 @@
-"""The rows that actions are about, by their names; `NotFound` in words."""
+"""The rows that actions are about, by their names."""
 
 from __future__ import annotations
 

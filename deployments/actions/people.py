@@ -13,8 +13,8 @@ from django.core.exceptions import ValidationError
 from django.db import transaction
 from django.utils import timezone
 
-from deployments.actions.acting import audit, require
 from deployments.actions.keys import check_key_fields, pepper
+from deployments.actions.permissions import audit, require
 from deployments.models import (
     Role,
     Session,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from django.db import IntegrityError, transaction
 
-from deployments.actions.acting import audit, require
 from deployments.actions.lookups import locked_deployment, unbuilt
+from deployments.actions.permissions import audit, require
 from deployments.broker import feed
 from deployments.broker.queue import enqueue_on_commit
 from deployments.models import (

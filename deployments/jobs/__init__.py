@@ -5,5 +5,5 @@
 - `states`: a generation's moves, by compare-and-set, with their history
 - `builds`, `activations`: the two kinds of job
 - `sweeper`: jobs that nobody works on
-- `hosts`, `watch`, `books`: facts of hosts, health of engines, usage from the gates
+- `hosts`, `watch`, `usage`: facts of hosts, health of engines, usage from the gates
 """

@@ -48,7 +48,7 @@ from mmadmin.core.generations.activation import (
     MESSAGES,
     Mode,
     Phase,
-    Walk,
+    Position,
     after,
     choose_mode,
     may_return,
@@ -64,15 +64,15 @@ ROOM_S = 20
 """How long a probe that nothing waits for stands back behind the clients of the engine."""
 ROOM_POLL_S = 0.2
 FORWARD_ATTEMPTS = 3
-"""A walk that lost its worker so often before the flip goes back."""
+"""A run that lost its worker this often before the flip goes back."""
 
 
-def walk(recorder: Recorder[Activation], machine: EngineHost) -> None:
+def run(recorder: Recorder[Activation], machine: EngineHost) -> None:
     """Go through the phases that are left. Raises what the activation failed of, once undone."""
-    Walker(recorder, machine).run()
+    ActivationRun(recorder, machine).run()
 
 
-class Walker(Engines):
+class ActivationRun(Engines):
     """One attempt at an activation."""
 
     def __init__(self, recorder: Recorder[Activation], machine: EngineHost) -> None:
@@ -88,55 +88,55 @@ class Walker(Engines):
 
     def run(self) -> None:
         """All that is left, forward or back."""
-        walk = self._where()
-        if not walk.undoing:
+        at = self._where()
+        if not at.undoing:
             try:
-                self._check_attempts(walk)
-                self._go(walk)
+                self._check_attempts(at)
+                self._go(at)
             except (LeaseLost, OperationalError, InterfaceError):
                 raise
             except Exception as error:
-                walk = self._where()
-                returns = isinstance(error, Cancelled) and may_return(walk)
-                if not (returns or may_turn_back(walk)):
+                at = self._where()
+                returns = isinstance(error, Cancelled) and may_return(at)
+                if not (returns or may_turn_back(at)):
                     raise
-                walk = self._begin_undo(walk, error)
+                at = self._begin_undo(at, error)
             else:
                 return
         self.recorder.ignore_cancel()
-        self._go(walk)
+        self._go(at)
         raise Ended(self.activation.error or {})
 
-    def _check_attempts(self, walk: Walk) -> None:
-        if self.activation.attempts > FORWARD_ATTEMPTS and may_turn_back(walk):
+    def _check_attempts(self, at: Position) -> None:
+        if self.activation.attempts > FORWARD_ATTEMPTS and may_turn_back(at):
             raise lease.KILLED
 
-    def _where(self) -> Walk:
-        """The walk as the record has it."""
+    def _where(self) -> Position:
+        """The position as the record has it."""
         live = Deployment.objects.values_list("live", flat=True).get(pk=self.deployment.pk)
-        return self.activation.walk(live)
+        return self.activation.position(live)
 
-    def _go(self, start: Walk) -> None:
+    def _go(self, start: Position) -> None:
         """From a phase to the end of its way."""
-        walk: Walk | None = start
-        while walk is not None:
-            self._listen(walk)
-            self._do(walk.phase)
+        at: Position | None = start
+        while at is not None:
+            self._listen(at)
+            self._do(at.phase)
             mode = Mode(self.activation.mode) if self.activation.mode else None
-            walk = after(walk, mode=mode)
+            at = after(at, mode=mode)
         self._close_phase()
 
-    def _listen(self, walk: Walk) -> None:
+    def _listen(self, at: Position) -> None:
         """Hear of a cancel while it leads back; where that ends, look for one not yet seen."""
-        if walk.undoing:
+        if at.undoing:
             return
-        if may_return(walk) and self._old_serves():
+        if may_return(at) and self._old_serves():
             self.recorder.heed_cancel()
             return
-        if walk.phase is Phase.FLIP:
+        if at.phase is Phase.FLIP:
             leaves = self.activation.phase != Phase.FLIP
-        elif walk.flipped:
-            leaves = may_return(self._where()) and walk.phase is Phase.STOP and self._old_serves()
+        elif at.flipped:
+            leaves = may_return(self._where()) and at.phase is Phase.STOP and self._old_serves()
         else:
             return
         if leaves:
@@ -164,14 +164,14 @@ class Walker(Engines):
         phases[-1]["ended"] = timezone.now().isoformat()
         lease.write(self.activation, phases=phases)
 
-    def _begin_undo(self, walk: Walk, error: Exception) -> Walk:
+    def _begin_undo(self, at: Position, error: Exception) -> Position:
         if isinstance(error, MmError):
             as_json = error.as_json()
         else:
             log.error("activation %s", self.activation.pk, exc_info=error)
             as_json = states.bug(error)
         self.recorder.log(f"failed: {states.message(as_json)}")
-        back = turn_back(walk)
+        back = turn_back(at)
         lease.write(self.activation, undoing=True, error=as_json, phase=back.phase)
         return back
 

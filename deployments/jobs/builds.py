@@ -40,7 +40,7 @@ from mmadmin.core.errors import (
     SourceUnavailable,
 )
 from mmadmin.core.generations.history_file import only_the_same
-from mmadmin.core.generations.lifecycle import GenerationState, JobState, waits_words
+from mmadmin.core.generations.lifecycle import GenerationState, JobState, waiting_message
 from mmadmin.core.spec.lock import Lock, lock_as_json, lock_from_json
 from mmadmin.core.spec.spec import Spec, parse_spec
 from mmadmin.core.store import Staging, Store, StoreObject
@@ -117,18 +117,18 @@ def _compare(generation: Generation, system: str) -> None:
 
 
 def _forecast(recorder: Recorder[Build], machine: BuildHost, spec: Spec, lock: Lock) -> Any:
-    """Speak before the download: what fits where; None where it cannot be told."""
+    """What fits where, before the download; None where that is unknown."""
     running = Replica.objects.filter(host=recorder.job.host, state=ReplicaState.READY)
     try:
-        told = machine.forecast(spec, lock, list(running.select_related("generation__deployment")))
+        found = machine.forecast(spec, lock, list(running.select_related("generation__deployment")))
     except SourceUnavailable as error:
-        recorder.log(f"whether it fits cannot be told now: {error}")
+        recorder.log(f"whether it fits is unknown for now: {error}")
         return None
-    if told is None:
+    if found is None:
         return None
-    for line in told[0]:
+    for line in found[0]:
         recorder.log(line)
-    return told[1]
+    return found[1]
 
 
 def _lock(recorder: Recorder[Build], machine: BuildHost, spec: Spec) -> Lock:
@@ -244,7 +244,7 @@ class StepRecorder:
         }
 
     def step(self, derivation: Derivation) -> BuildStep:
-        """The row of a derivation; made now when the plan did not foresee the step."""
+        """The row of a derivation; made now when the plan did not have the step."""
         found = self._steps.get(derivation.digest)
         if found is None:
             found = BuildStep.objects.create(
@@ -298,7 +298,7 @@ class StepRecorder:
         if not step.waits_for:
             self.recorder.phase("waiting")
         step.waits_for = holder
-        self.recorder.log(waits_words(holder), step.pk)
+        self.recorder.log(waiting_message(holder), step.pk)
         self._write(derivation, state=StepState.WAITING, waits_for=holder, started_at=None)
 
     def _go_on(self, derivation: Derivation, message: str) -> None:

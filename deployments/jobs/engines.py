@@ -43,7 +43,7 @@ ACTIVE_REPLICA = (
 
 
 class Engines:
-    """The engines of one job: the walks of activations and trials are made of these steps."""
+    """The engines of one job: the runs of activations and trials are made of these steps."""
 
     trial: Trial | None = None
     """Whose engines these are: of this trial, or of none."""
@@ -182,7 +182,7 @@ class Engines:
         version = feed.publish_snapshot(force=False)
         lease.write(self.recorder.job, snapshot_version=version)
         if not gates.wait_seen(version, timeout_s=SEEN_S, sleep=self.recorder.wait):
-            self.recorder.log(f"not every gate has told that it knows version {version}")
+            self.recorder.log(f"not every gate has confirmed version {version}")
 
     def _stop_replicas(self, generation: Generation) -> None:
         for replica in self._replicas(generation):

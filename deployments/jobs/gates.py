@@ -1,8 +1,8 @@
-"""What the gates say about themselves: which snapshot they serve from, and what is in flight.
+"""What the gates report: which snapshot they serve from, and which requests are under way.
 
 Every gate worker writes its presence to the broker about once a second, with an expiry. Absence
 proves nothing while the broker is down or just restarted, so "no gate" counts only after the
-broker has been up long enough for every living gate to have spoken.
+broker has been up long enough for every running gate to have reported.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from mmadmin.core.snapshot import GATE_PRESENCE_PREFIX
 log = logging.getLogger(__name__)
 
 QUIET_S = 6
-"""A broker that has been up for this long has heard from every gate that lives."""
+"""A broker that has been up for this long has a report from every running gate."""
 POLL_S = 0.02
 
 Sleep = Callable[[float], None]
@@ -46,7 +46,7 @@ def look() -> GateView | None:
         values = client.mget(names) if names else []
         up_s = int(client.info("server")["uptime_in_seconds"])
     except redis.RedisError as error:
-        log.warning("gates are not heard: %s", error)
+        log.warning("the gates' reports cannot be read: %s", error)
         return None
     versions: dict[str, int] = {}
     inflight: dict[str, int] = {}

@@ -61,9 +61,9 @@ class BuildHost(Protocol):
     def forecast(
         self, spec: Spec, lock: Lock, running: Sequence[Replica]
     ) -> tuple[Sequence[str], Any] | None:
-        """Whether the model will fit, in words and as data, before it is fetched.
+        """Whether the model will fit, as messages and as data, before it is fetched.
 
-        None where that cannot be told. Raises `DoesNotFit` when it never will.
+        None where that is unknown. Raises `DoesNotFit` when it never will.
         """
         ...
 
@@ -180,7 +180,7 @@ class EngineHost(Protocol):
         ...
 
     def work(self, replica: Replica, launch: LaunchSpec) -> str | None:
-        """A mark of how far the engine's requests are; empty = none is in work, None = not told.
+        """A mark of how far the engine's requests are; empty = none is in work, None = unknown.
 
         Raises `Unreachable` without an answer.
         """

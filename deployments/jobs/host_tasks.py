@@ -13,7 +13,7 @@ from typing import Any
 from django.db import connection
 from django.db.migrations.executor import MigrationExecutor
 
-from deployments.jobs import keep, lease, reports
+from deployments.jobs import lease, reports, retention
 from deployments.jobs.host import BuildHost
 from deployments.jobs.recorder import Recorder
 from deployments.models import HostTask, Replica, ReplicaState, Role, TaskKind, User
@@ -66,7 +66,7 @@ def collect_store(recorder: Recorder[HostTask], machine: BuildHost) -> Result:
     """Let go what the retention rule no longer keeps, and free what nothing needs."""
     store = machine.store()
     dry_run = recorder.job.kind == TaskKind.STORE_PREVIEW
-    let_go = keep.renew_roots(store, dry_run=dry_run).let_go
+    let_go = retention.renew_roots(store, dry_run=dry_run).let_go
     recorder.check()
     done = collect(
         store, dry_run=dry_run, on_wait=lambda holder: recorder.log(f"waiting for {holder}")

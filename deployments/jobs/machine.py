@@ -388,7 +388,7 @@ class Machine:
         return is_loading(launch, self.secret(replica))
 
     def work(self, replica: Replica, launch: LaunchSpec) -> str | None:
-        """A mark of how far the engine's requests are; empty = none is in work, None = not told."""
+        """A mark of how far the engine's requests are; empty = none is in work, None = unknown."""
         return work(launch, self.secret(replica))
 
     def drift(self, replica: Replica, launch: LaunchSpec) -> Mapping[str, str]:

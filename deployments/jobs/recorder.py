@@ -61,7 +61,7 @@ class Parent:
 
 
 class Recorder(Generic[J]):
-    """What a job in progress may say, and what it must ask. Its methods are thread-safe."""
+    """What a job in progress reports, and what it must ask. Its methods are thread-safe."""
 
     def __init__(self, job: J) -> None:
         self.job: J = job
@@ -88,7 +88,7 @@ class Recorder(Generic[J]):
             self._lines.setdefault(step_id, []).append(line)
 
     def progress(self, step_id: int, done: int, total: int, unit: str) -> None:
-        """Say how far a step is, or (0) the whole job; only the newest word is written."""
+        """Say how far a step is, or (0) the whole job; only the newest is written."""
         with self._mutex:
             self._progress[step_id] = (done, total, unit)
 
@@ -141,7 +141,7 @@ class Recorder(Generic[J]):
         self._thread.start()
 
     def abandon(self) -> None:
-        """Write nothing more: the lease ends by itself, and another worker goes on."""
+        """Write nothing more: the lease runs out, and another worker goes on."""
         self._lost.set()
 
     def stop(self) -> None:
@@ -219,7 +219,7 @@ class Recorder(Generic[J]):
 def recording(model: type[J], job_id: int) -> Iterator[Recorder[J] | None]:
     """Claim the job, record it while the block runs, and record how the block ended.
 
-    Yields None when the job is not ours to do. An `MmError` of the block fails the job in words;
+    Yields None when the job is not ours to do. An `MmError` of the block fails the job;
     any other exception is our bug: logged with its traceback, the job is `errored`.
     """
     job = lease.claim(model, job_id)

@@ -42,20 +42,20 @@ from mmadmin.core.generations.trial import FORWARD, MESSAGES, Phase, TrialStatus
 log = logging.getLogger(__name__)
 
 FORWARD_ATTEMPTS = 3
-"""A trial that lost its worker so often before it was open is given up."""
+"""A trial that lost its worker this often before it was open is given up."""
 DRAIN_S = 20
 """A trial's requests are people's who look on: what is not said by then is cut."""
 LOOK_AGAIN_S = 0.2
 FAILURES_ALLOWED = 2
-"""So many looks in a row must find no process: the supervisor starts it again meanwhile."""
+"""Looks in a row that must find no process: the supervisor may start it again meanwhile."""
 
 
-def walk(recorder: Recorder[Trial], machine: EngineHost) -> None:
+def run(recorder: Recorder[Trial], machine: EngineHost) -> None:
     """Go through the phases that are left. Raises `Sleeps` once it is open."""
-    Walker(recorder, machine).run()
+    TrialRun(recorder, machine).run()
 
 
-class Walker(Engines):
+class TrialRun(Engines):
     """One attempt at a trial."""
 
     trial: Trial
@@ -313,7 +313,7 @@ def _end_now(trial: Trial, recorder: Recorder[Any], machine: EngineHost, why: st
     while Trial.objects.active().filter(pk=trial.pk).exists():
         with recording(Trial, trial.pk) as ours:
             if ours is not None:
-                walk(ours, machine)
+                run(ours, machine)
         recorder.wait(LOOK_AGAIN_S if ours is None else 0)
     _end_leftovers(trial.replicas.all(), machine)
 

@@ -5,7 +5,7 @@
   started until it proves itself
 - a live engine that differs from its plan (drift) raises an alarm, until it does not
 - a live engine that is not alive is restarted with growing pauses; when it fell soon after it went
-  live, the deployment goes back by itself to the generation before (unless that is switched off)
+  live, the deployment rolls back to the generation before, unless `auto_rollback` is off
 - one that ends again and again, and works in between, is not alive either
 
 Alive is who works off requests. With some in work, the engine's own counters must move within
@@ -59,10 +59,10 @@ QUIET_S = 30
 CHECK_EVERY_S = 30
 """Between two tiny completions of a healthy engine without traffic."""
 FAILURES_ALLOWED = 2
-"""So many checks in a row must fail before anything is done."""
+"""Checks in a row that must fail before anything is done."""
 FALLS_ALLOWED = 3
 FALLS_WITHIN_S = 600
-"""So many ends of its process, each so soon after the one before, are no chance."""
+"""This many ends of its process, each this soon after the one before, count as a failure."""
 PAUSE_S = 30
 """After a restart, doubled with each one."""
 PAUSE_MAX_S = 1800
@@ -171,8 +171,8 @@ def _bring_back(replica: Replica, machine: EngineHost) -> None:
 
     Its engine is started until it proves itself; then requests go to it again.
     """
-    words = "it could not be brought back when an activation failed; it is tried again and again"
-    _raise(replica, AlarmKind.UNHEALTHY, LIVENESS, words)
+    message = "it could not be restored after a failed activation; mmadmin keeps trying"
+    _raise(replica, AlarmKind.UNHEALTHY, LIVENESS, message)
     launch = launch_of(replica, machine)
     process = machine.process(replica)
     if process is None:
@@ -215,7 +215,7 @@ def _fell(
     """Its process ended, and the supervisor has started it again, or is about to."""
     if process is not None and _started_with_us(
         process
-    ):  # everything was started anew: that is no fall of its own
+    ):  # everything was started anew: the engine did not fail
         _not_alive(replica, launch, machine, "its process was started again")
         return
     now = timezone.now()
@@ -226,10 +226,10 @@ def _fell(
         mended = " and was started again" if process is not None else ""
         _not_alive(replica, launch, machine, f"its process ended{mended}")
         return
-    words = f"its process ended {falls} times, each soon after the other"
+    message = f"its process ended {falls} times, each soon after the other"
     Replica.objects.filter(pk=replica.pk).update(failures=1)  # asked at the next look
-    _raise(replica, AlarmKind.UNHEALTHY, LIVENESS, words)
-    _go_back(replica.generation, words)
+    _raise(replica, AlarmKind.UNHEALTHY, LIVENESS, message)
+    _go_back(replica.generation, message)
 
 
 def _started_with_us(process: ProcessIdentity) -> bool:
@@ -262,8 +262,8 @@ def _judge_work(replica: Replica, launch: LaunchSpec, machine: EngineHost, mark:
         return
     stall_s = parse_spec(replica.generation.spec_toml).activation.stall_s
     if stall_s and now - replica.worked_at >= timedelta(seconds=stall_s):
-        words = f"nothing of what it has in work has moved for {stall_s} s"
-        _not_alive(replica, launch, machine, words)
+        message = f"nothing of what it has in work has moved for {stall_s} s"
+        _not_alive(replica, launch, machine, message)
 
 
 def _forget_work(replica: Replica) -> None:
@@ -305,20 +305,25 @@ def _is_alive(replica: Replica) -> None:
 
 
 def _not_alive(
-    replica: Replica, launch: LaunchSpec, machine: EngineHost, words: str, *, goes_back: bool = True
+    replica: Replica,
+    launch: LaunchSpec,
+    machine: EngineHost,
+    message: str,
+    *,
+    goes_back: bool = True,
 ) -> None:
     now = timezone.now()
     failures = replica.failures + 1
     Replica.objects.filter(pk=replica.pk).update(checked_at=now, failures=failures)
     if failures < FAILURES_ALLOWED:
         return
-    _raise(replica, AlarmKind.UNHEALTHY, LIVENESS, words)
-    if goes_back and _go_back(replica.generation, words):
+    _raise(replica, AlarmKind.UNHEALTHY, LIVENESS, message)
+    if goes_back and _go_back(replica.generation, message):
         return
     pause = min(PAUSE_S * 2**replica.restarts, PAUSE_MAX_S) if replica.restarts else 0
     if replica.restarted_at and replica.restarted_at > now - timedelta(seconds=pause):
         return
-    log.warning("%s is not alive (%s): restarting it", replica.uid, words)
+    log.warning("%s is not alive (%s): restarting it", replica.uid, message)
     Replica.objects.filter(pk=replica.pk).update(
         restarts=replica.restarts + 1,
         restarted_at=now,
@@ -331,7 +336,7 @@ def _not_alive(
     machine.start(replica, launch)
 
 
-def _go_back(fallen: Generation, words: str) -> bool:
+def _go_back(fallen: Generation, message: str) -> bool:
     """Queue a roll-back when the generation fell within its watch window; True when it did."""
     deployment = fallen.deployment
     if not deployment.auto_rollback:
@@ -345,7 +350,7 @@ def _go_back(fallen: Generation, words: str) -> bool:
     before = last.previous
     if before.state != GenerationState.RETIRED or last.kind != ActivationKind.ACTIVATE:
         return False  # what a roll-back has left is nothing to go back to
-    reason = f"by itself: {fallen.uid} fell: {words}"
+    reason = f"automatic: {fallen.uid} failed: {message}"
     try:
         with transaction.atomic():
             activation = Activation.objects.create(
@@ -378,21 +383,21 @@ def _note_drift(replica: Replica, found: Mapping[str, str]) -> None:
     )
     same = {alarm.subject for alarm in told if found.get(alarm.subject) == alarm.message}
     _clear(replica, AlarmKind.DRIFT, keep=tuple(same))
-    for subject, words in found.items():
-        _raise(replica, AlarmKind.DRIFT, subject, words)
+    for subject, message in found.items():
+        _raise(replica, AlarmKind.DRIFT, subject, message)
 
 
-def _raise(replica: Replica, kind: AlarmKind, subject: str, words: str) -> None:
+def _raise(replica: Replica, kind: AlarmKind, subject: str, message: str) -> None:
     deployment = replica.generation.deployment
     _, new = Alarm.objects.get_or_create(
         deployment=deployment,
         kind=kind,
         subject=subject,
         cleared_at=None,
-        defaults={"generation": replica.generation, "message": words},
+        defaults={"generation": replica.generation, "message": message},
     )
     if new:
-        log.warning("%s: %s: %s", replica.uid, subject, words)
+        log.warning("%s: %s: %s", replica.uid, subject, message)
         feed.announce("deployment", deployment.pk, deployment=deployment.name)
 
 
@@ -408,7 +413,7 @@ def _clear(replica: Replica, kind: AlarmKind, *, keep: tuple[str, ...]) -> None:
 
 
 def _clear_alarms_of_the_gone() -> None:
-    """An alarm about a generation that is not live any more has nothing to say."""
+    """An alarm about a generation that is no longer live says nothing."""
     open_alarms = Alarm.objects.filter(
         cleared_at=None, deployment__host__name=settings.HOST_NAME
     ).select_related("deployment")

@@ -4,7 +4,7 @@ Each query takes the person first, refuses those who may not look, and makes a n
 queries that does not grow with the rows it returns.
 """
 
-from deployments.queries.books import budgets, request, usage, usage_events
+from deployments.queries.catalog import Entry, catalog
 from deployments.queries.history import (
     HistoryRow,
     diff,
@@ -37,9 +37,7 @@ from deployments.queries.jobs import (
     warnings,
 )
 from deployments.queries.keys import key, key_events, keys, revoked_by
-from deployments.queries.looking import Page, reports_of, require
-from deployments.queries.measuring import MeasuredRow, measured
-from deployments.queries.offering import Entry, catalog
+from deployments.queries.measurements import MeasuredRow, measured
 from deployments.queries.overview import (
     DeploymentRow,
     deployment,
@@ -47,8 +45,10 @@ from deployments.queries.overview import (
     deployments_overview,
     measured_memory,
 )
+from deployments.queries.paging import Page, reports_of, require
 from deployments.queries.preview import ActivationPreview, preview
-from deployments.queries.trying import trial, trials, trials_just_failed, tryable
+from deployments.queries.trials import trial, trials, trials_just_failed, tryable
+from deployments.queries.usage_records import budgets, request, usage, usage_events
 
 __all__ = [
     "ActivationPreview",

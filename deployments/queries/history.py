@@ -22,7 +22,8 @@ from deployments.models import (
     Transition,
     User,
 )
-from deployments.queries.looking import (
+from deployments.queries.lookups import deployment_named, no_generation
+from deployments.queries.paging import (
     PER_PAGE,
     Page,
     grouped,
@@ -31,7 +32,6 @@ from deployments.queries.looking import (
     reports_of,
     require,
 )
-from deployments.queries.lookups import deployment_named, no_generation
 from mmadmin.core.generations.lifecycle import GenerationState
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from django.conf import settings
 from django.db.models import Max, QuerySet
 
 from deployments.models import HostTask, Role, TaskKind, User
-from deployments.queries.looking import require
+from deployments.queries.paging import require
 from mmadmin.core.errors import NotFound
 
 

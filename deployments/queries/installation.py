@@ -14,7 +14,7 @@ from deployments.models import (
     User,
     UserToken,
 )
-from deployments.queries.looking import PER_PAGE, Page, paged, require
+from deployments.queries.paging import PER_PAGE, Page, paged, require
 from mmadmin.core.errors import NotFound
 
 

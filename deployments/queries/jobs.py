@@ -13,7 +13,7 @@ from deployments.models import (
     LogChunk,
     User,
 )
-from deployments.queries.looking import Page, paged, recorded, require
+from deployments.queries.paging import Page, paged, recorded, require
 from mmadmin.core.errors import InvalidInput, NotFound
 
 

@@ -11,7 +11,7 @@ from deployments.models import (
     Role,
     User,
 )
-from deployments.queries.looking import PER_PAGE, Page, paged, require
+from deployments.queries.paging import PER_PAGE, Page, paged, require
 from mmadmin.core.errors import InvalidInput, NotFound
 
 KEY_STATES = ("", "active", "suspended", "expired", "revoked")
@@ -56,7 +56,7 @@ def key(actor: User, key_id: str) -> ClientKey:
 
 
 def revoked_by(actor: User, key_id: str) -> str | None:
-    """The name of the person who ended a key; None where nobody did, or it ended by itself."""
+    """The name of the person who ended a key; None where nobody did, or it expired."""
     require(actor, Role.OPERATOR)
     event = (
         AuditEvent.objects.filter(subject=f"key:{key_id}", verb="key.revoke")

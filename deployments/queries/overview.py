@@ -25,8 +25,8 @@ from deployments.models import (
     UsageEvent,
     User,
 )
-from deployments.queries.looking import grouped, recorded, reports_of, require
 from deployments.queries.lookups import no_deployment
+from deployments.queries.paging import grouped, recorded, reports_of, require
 from mmadmin.core.generations.lifecycle import ACTIVE_JOB, GenerationState
 
 LIVE_WINDOW = timedelta(hours=1)

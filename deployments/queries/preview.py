@@ -18,8 +18,8 @@ from deployments.models import (
     ReportKind,
     User,
 )
-from deployments.queries.looking import recorded, reports_of, require
 from deployments.queries.lookups import deployment_named, no_generation, no_rollback_target
+from deployments.queries.paging import recorded, reports_of, require
 from mmadmin.core.errors import MmError, NotFound
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from mmadmin.core.spec.spec import Spec
 
 LOADS_LOOKED_AT = 10
-"""How fast a host reads is learned from so many of its newest generations that were measured."""
+"""How fast a host reads is learned from this many of its newest measured generations."""
 RUNS = (ReplicaState.PROBING, ReplicaState.READY, ReplicaState.DRAINING)
 
 

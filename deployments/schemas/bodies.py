@@ -69,7 +69,7 @@ class RollbackIn(Strict):
 class TrialIn(Strict):
     """For how long, and why."""
 
-    minutes: int = Field(MINUTES, ge=1, le=MOST_MINUTES, description="Then it ends by itself.")
+    minutes: int = Field(MINUTES, ge=1, le=MOST_MINUTES, description="Then it ends.")
     reason: str = Field("", max_length=TEXT_MAX)
 
 

@@ -47,7 +47,7 @@ class TransitionOut(Schema):
 
 
 class DiffRowOut(Schema):
-    """One difference: as it was recorded, and the same in words with units."""
+    """One difference: as it was recorded, and the same for people, with units."""
 
     section: str
     field: str

@@ -121,7 +121,7 @@ class SessionOut(Schema):
 
     id: str
     address: str | None = Field(description="Where it began.")
-    agent: str = Field(description="The browser's own words about itself.")
+    agent: str = Field(description="What the browser says about itself.")
     began_at: datetime
     expires_at: datetime
     present: bool = Field(description="True of the login that asks.")
@@ -188,7 +188,7 @@ class HostOut(Schema):
 
 
 class UsageOut(Schema):
-    """Sums of a group of the books; only the fields of its grouping are set."""
+    """Sums of a group of usage records; only the fields of its grouping are set."""
 
     hour: datetime | None = None
     day: datetime | None = None

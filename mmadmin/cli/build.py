@@ -23,7 +23,7 @@ from mmadmin.cli.output import JsonFlag, console, emit_json, escape, seconds_tex
 from mmadmin.cli.tables import Column, table
 from mmadmin.core.bytes_text import bytes_text
 from mmadmin.core.errors import MmError
-from mmadmin.core.generations.lifecycle import waits_words
+from mmadmin.core.generations.lifecycle import waiting_message
 from mmadmin.core.home import Home
 
 if TYPE_CHECKING:
@@ -203,7 +203,7 @@ class Watcher:
         """Say once who makes the same; Ctrl-C ends the wait."""
         if self.waits_for != (derivation.digest, holder):
             self.waits_for = (derivation.digest, holder)
-            self._line("[dim]·[/]", derivation, waits_words(holder))
+            self._line("[dim]·[/]", derivation, waiting_message(holder))
 
     def step_cached(self, derivation: Derivation, found: StoreObject) -> None:
         """Say what was there."""

@@ -360,10 +360,10 @@ def cancel(name: Name, *, build: OneBuild = None, as_json: JsonFlag = False) -> 
 
     row = queries.deployment(person, name)
     wanted = _build_of(row, build)
-    walk = row.activation if build is None else None
+    activation = row.activation if build is None else None
     jobs: dict[str, Build | Activation | None] = {
         "build": wanted and actions.cancel_build(person, wanted.pk),
-        "activation": walk and actions.cancel_activation(person, walk.pk),
+        "activation": activation and actions.cancel_activation(person, activation.pk),
     }
     if as_json:
         emit_json(

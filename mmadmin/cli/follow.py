@@ -181,7 +181,7 @@ def _words(step: BuildStep) -> str:
             words = (step.error or {}).get("message", "failed")
             return f"{name}  [red]{escape(str(words))}[/]"
         case StepState.WAITING if step.waits_for:
-            return f"{name}  {escape(step.words)}"
+            return f"{name}  {escape(step.message)}"
         case _:
             return f"{name}  [dim]{escape(str(step.state))}: {escape(step.why)}[/]"
 

@@ -89,7 +89,7 @@ def gc(
     let_go: list[str] = []
     if is_set_up(Home.from_env()):
         connect()
-        from deployments.jobs.keep import renew_roots
+        from deployments.jobs.retention import renew_roots
 
         let_go = list(renew_roots(store, last=keep, dry_run=dry_run).let_go)
     done = collect(

@@ -1,4 +1,4 @@
-"""Activations as a durable walk: overlap, swap, stop, failure, cancel, and a kill at every step."""
+"""Activations as durable runs: overlap, swap, stop, failure, cancel, and a kill at every step."""
 
 from __future__ import annotations
 
@@ -334,12 +334,12 @@ def cancel_in(people: People, monkeypatch: pytest.MonkeyPatch, phase: Phase) -> 
     answers: list[str] = []
     enter = activations.Walker._enter
 
-    def entered(walker: activations.Walker, now: Phase) -> None:
-        enter(walker, now)
+    def entered(run: activations.ActivationRun, now: Phase) -> None:
+        enter(run, now)
         if now is not phase or answers:
             return
         try:
-            actions.cancel_activation(people.bob, walker.activation.pk)
+            actions.cancel_activation(people.bob, run.activation.pk)
         except Conflict as error:
             answers.append(error.message)
         else:
@@ -655,7 +655,7 @@ def test_one_that_breaks_off_leaves_nothing_half_way(
 
 
 def test_one_that_kills_its_worker_goes_back(people: People, gate: Gate, settings) -> None:
-    """After a few lost workers the walk turns round instead of looping."""
+    """After a few lost workers the run turns back instead of looping."""
     built(people)
     go(people, 1)
     built(people, 4096)

@@ -259,7 +259,7 @@ def test_a_build_says_whose_step_it_waits_for(people: People) -> None:
         until(lambda: engine.exclude(waits_for="").exists())
         step = engine.get()
         words = f"waits for build {first.pk} of smol/1"
-        assert (step.state, step.words, step.started_at) == (StepState.WAITING, words, None)
+        assert (step.state, step.message, step.started_at) == (StepState.WAITING, words, None)
         second.refresh_from_db()
         assert (second.state, second.phase) == (JobState.RUNNING, "waiting")
     finally:
@@ -270,7 +270,7 @@ def test_a_build_says_whose_step_it_waits_for(people: People) -> None:
     step = engine.get()
     assert (second.state, second.phase) == (JobState.SUCCEEDED, "building")
     assert (step.state, step.waits_for) == (StepState.CACHED, "")
-    assert step.words == f"made meanwhile by build {first.pk} of smol/1"
+    assert step.message == f"made meanwhile by build {first.pk} of smol/1"
     text = "".join(step.log.values_list("text", flat=True))
     assert text == f"{words}\nbuild {first.pk} of smol/1 has made it\n"
     assert sum(line.startswith("begin toy-engine") for line in machines.done()) == 1

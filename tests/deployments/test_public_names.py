@@ -75,7 +75,7 @@ def test_a_name_that_another_deployment_has_is_refused_in_time(people: People, g
 def test_a_name_taken_in_the_middle_of_an_activation(
     people: People, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The flip looks again: the walk turns back, nothing is renamed."""
+    """The flip looks again: the run turns back, nothing is renamed."""
     built(people)
     go(people, 1)
     built(people, public_name="smol-talk")

@@ -10,7 +10,7 @@ import pytest
 from django.utils import timezone
 
 from deployments import queries
-from deployments.jobs import books
+from deployments.jobs import usage
 from deployments.models import (
     Activation,
     AuditEvent,
@@ -230,7 +230,7 @@ def test_days_and_hours_say_the_same(
     people: People, db: None, monkeypatch: pytest.MonkeyPatch, by: Any, only: dict[str, Any]
 ) -> None:
     """Whole days are read from the rows of the days, with the sums that the hours add up to."""
-    books.enter(
+    usage.enter(
         [
             Usage(
                 id=f"r{n}",
@@ -254,7 +254,7 @@ def test_days_and_hours_say_the_same(
     span = {"since": START, "until": START + timedelta(days=4)}
     of_days = queries.usage(people.carol, by=by, **span, **only)
     assert of_days
-    monkeypatch.setattr("deployments.queries.books._whole_days", lambda *_: None)
+    monkeypatch.setattr("deployments.queries.usage_records._whole_days", lambda *_: None)
     assert _by_names(of_days) == _by_names(queries.usage(people.carol, by=by, **span, **only))
 
 

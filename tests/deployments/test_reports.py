@@ -6,7 +6,7 @@ import pytest
 
 from deployments import actions
 from deployments.jobs import lease, reports
-from deployments.jobs.keep import tidy
+from deployments.jobs.retention import tidy
 from deployments.models import Build, Generation, GenerationReport, ReportKind
 from mmadmin.core.errors import LeaseLost
 from mmadmin.core.generations.lifecycle import JobState

@@ -1,4 +1,4 @@
-"""Trials as a durable walk: open and ended, beside activations, and a kill at every step."""
+"""Trials as durable runs: open and ended, beside activations, and a kill at every step."""
 
 from __future__ import annotations
 

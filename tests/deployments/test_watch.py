@@ -176,7 +176,7 @@ def test_one_that_falls_again_and_again_is_rolled_back(two: Deployment) -> None:
     fall(3)
     activation = Activation.objects.get(kind="rollback")
     assert activation.reason == (
-        "by itself: smol/2 fell: its process ended 3 times, each soon after the other"
+        "automatic: smol/2 failed: its process ended 3 times, each soon after the other"
     )
     assert restarted() == 0
 
@@ -404,7 +404,7 @@ def test_what_did_not_come_back_is_brought_back(people: People, two: Deployment,
     assert (route().mode, route().generation) == ("hold", 2)
     for _ in range(4):
         tasks.watch_engines()
-    assert "could not be brought back" in Alarm.objects.get(cleared_at=None).message
+    assert "could not be restored" in Alarm.objects.get(cleared_at=None).message
     assert not Activation.objects.filter(kind="rollback").exists()
     assert route().mode == "hold"
     machines.tell("start-fails", [])

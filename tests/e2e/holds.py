@@ -35,7 +35,7 @@ class Holds(AppConfig):
     name = "tests.e2e.holds"
 
     def ready(self) -> None:
-        """Let walkers wait where a phase is held."""
+        """Let runs wait where a phase is held."""
         from django.conf import settings
 
         from deployments.jobs.activations import Walker
@@ -44,11 +44,11 @@ class Holds(AppConfig):
         folder = holds_of(settings.HOME)
         do = Walker._do
 
-        def held(walker: Any, phase: Phase) -> None:
-            do(walker, phase)
+        def held(run: Any, phase: Phase) -> None:
+            do(run, phase)
             while (folder / phase.value).exists():
                 (folder / "reached").touch()
-                walker.recorder.wait(POLL_S)
+                run.recorder.wait(POLL_S)
 
         Walker._do = held  # type: ignore[method-assign]
 

@@ -9,8 +9,8 @@
 A phase is written down before it begins and is repeatable: whoever finds the record after a crash
 does the written phase again and goes on from there. Until the flip a failure or a cancellation
 leads to the way back. While an overlap drains, the old engine still runs: a person may return to
-it, at once; a failure does not. After that the walk can only be finished. Doing the phases is the
-job's work (effects), deciding what comes next is here.
+it, at once; a failure does not. After that the activation can only be finished. Doing the phases is
+the job's work (effects), deciding what comes next is here.
 
 In a swap requests wait for the probe, so it asks only what decides or what traffic would spoil; the
 other rows follow in examine, when the requests have gone on. In an overlap nobody waits, and all
@@ -26,7 +26,7 @@ from mmadmin.core.errors import Conflict
 
 
 class Phase(StrEnum):
-    """One step of the walk."""
+    """One step of an activation."""
 
     PREFLIGHT = "preflight"
     HOLD = "hold"
@@ -92,7 +92,7 @@ MESSAGES: dict[Phase, str] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Walk:
+class Position:
     """Where an activation is: everything that decides what comes next."""
 
     kind: Kind
@@ -106,16 +106,16 @@ class Walk:
     """The route has changed: the rest can only be finished."""
 
 
-def begin(kind: Kind, *, has_previous: bool) -> Walk:
-    """A walk at its first phase."""
+def begin(kind: Kind, *, has_previous: bool) -> Position:
+    """The position at the first phase."""
     first = Phase.FLIP if kind is Kind.STOP else Phase.PREFLIGHT
-    return Walk(kind=kind, has_previous=has_previous, phase=first)
+    return Position(kind=kind, has_previous=has_previous, phase=first)
 
 
 def resumed(
     kind: str, *, has_previous: bool, phase: str, mode: str, undoing: bool, flipped: bool
-) -> Walk:
-    """A walk as a record has it; empty = it has not begun, or has not decided."""
+) -> Position:
+    """The position that a record has; empty = it has not begun, or has not decided."""
     begun = begin(Kind(kind), has_previous=has_previous)
     return replace(
         begun,
@@ -145,65 +145,65 @@ def choose_mode(wanted: str, *, has_previous: bool, fits_beside: bool) -> Mode:
     return Mode.SWAP
 
 
-def sequence(walk: Walk) -> tuple[Phase, ...]:
-    """The phases of the way that the walk is on."""
-    if walk.undoing and (walk.flipped or walk.phase in (Phase.RETURN, Phase.REDRAIN)):
+def sequence(at: Position) -> tuple[Phase, ...]:
+    """The phases of the way that it is on."""
+    if at.undoing and (at.flipped or at.phase in (Phase.RETURN, Phase.REDRAIN)):
         return RETURNED
-    if walk.undoing:
-        return BACK_SWAP if must_restore(walk) else BACK_OVERLAP
-    if walk.kind is Kind.STOP:
+    if at.undoing:
+        return BACK_SWAP if must_restore(at) else BACK_OVERLAP
+    if at.kind is Kind.STOP:
         return STOP
-    return SWAP if walk.mode is Mode.SWAP else OVERLAP
+    return SWAP if at.mode is Mode.SWAP else OVERLAP
 
 
-def must_restore(walk: Walk) -> bool:
+def must_restore(at: Position) -> bool:
     """True when a failure brings the old engine back: the swap may have taken it down."""
-    return walk.mode is Mode.SWAP and walk.has_previous and walk.kind is not Kind.STOP
+    return at.mode is Mode.SWAP and at.has_previous and at.kind is not Kind.STOP
 
 
-def may_turn_back(walk: Walk) -> bool:
+def may_turn_back(at: Position) -> bool:
     """True while a failure or a cancellation still leads to the way back."""
-    return not walk.flipped and not walk.undoing and walk.kind is not Kind.STOP
+    return not at.flipped and not at.undoing and at.kind is not Kind.STOP
 
 
-def may_return(walk: Walk) -> bool:
+def may_return(at: Position) -> bool:
     """True while a cancellation still leads back after the flip: to the old engine, which runs."""
-    beside = walk.mode is Mode.OVERLAP and walk.has_previous and walk.kind is not Kind.STOP
-    draining = walk.phase in (Phase.FLIP, Phase.DRAIN)
-    return beside and draining and walk.flipped and not walk.undoing
+    beside = at.mode is Mode.OVERLAP and at.has_previous and at.kind is not Kind.STOP
+    draining = at.phase in (Phase.FLIP, Phase.DRAIN)
+    return beside and draining and at.flipped and not at.undoing
 
 
-def may_cancel(walk: Walk) -> bool:
+def may_cancel(at: Position) -> bool:
     """False once asking for a cancel is of no use. At the last probes it spares what is left."""
-    if walk.phase is Phase.FLIP and not walk.flipped:  # what is being done there is done
-        walk = replace(walk, flipped=True)
-    return may_turn_back(walk) or may_return(walk) or walk.phase is Phase.EXAMINE
+    if at.phase is Phase.FLIP and not at.flipped:  # what is being done there is done
+        at = replace(at, flipped=True)
+    return may_turn_back(at) or may_return(at) or at.phase is Phase.EXAMINE
 
 
-def after(walk: Walk, *, mode: Mode | None = None) -> Walk | None:
-    """The walk at its next phase once the present one is done; None = it has ended.
+def after(at: Position, *, mode: Mode | None = None) -> Position | None:
+    """The position at the next phase once the present one is done; None = it has ended.
 
     `mode` is what the preflight found out. Raises `Conflict` for a phase that its way lacks.
     """
     if mode is not None:
-        walk = replace(walk, mode=mode)
-    if walk.phase is Phase.FLIP:
-        walk = replace(walk, flipped=True)
-    way = sequence(walk)
-    if walk.phase not in way:
+        at = replace(at, mode=mode)
+    if at.phase is Phase.FLIP:
+        at = replace(at, flipped=True)
+    way = sequence(at)
+    if at.phase not in way:
         raise Conflict(
-            f"{walk.phase} is no phase of this activation",
+            f"{at.phase} is not a phase of this activation",
             remedy="cancel it and activate again",
         )
-    position = way.index(walk.phase) + 1
-    return replace(walk, phase=way[position]) if position < len(way) else None
+    following = way.index(at.phase) + 1
+    return replace(at, phase=way[following]) if following < len(way) else None
 
 
-def turn_back(walk: Walk) -> Walk:
-    """The walk at the first phase of its way back. Raises `Conflict` when it can only go on."""
-    if not (may_turn_back(walk) or may_return(walk)):
+def turn_back(at: Position) -> Position:
+    """The position at the first phase of the way back. Raises `Conflict` when it can only go on."""
+    if not (may_turn_back(at) or may_return(at)):
         raise Conflict(
             "the activation has gone too far to turn back", remedy="roll back once it has ended"
         )
-    undone = replace(walk, undoing=True)
+    undone = replace(at, undoing=True)
     return replace(undone, phase=sequence(undone)[0])

@@ -81,6 +81,6 @@ def check_move(before: GenerationState, after: GenerationState) -> None:
         )
 
 
-def waits_words(holder: str) -> str:
+def waiting_message(holder: str) -> str:
     """What is said of a build step that another build makes, or that lacks what it requires."""
     return f"waits for {holder}"

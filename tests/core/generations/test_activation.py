@@ -14,7 +14,7 @@ from mmadmin.core.generations.activation import (
     Kind,
     Mode,
     Phase,
-    Walk,
+    Position,
     after,
     begin,
     choose_mode,
@@ -41,9 +41,9 @@ class World:
         if self.has_previous:
             self.up, self.proved, self.route = {"previous"}, {"previous"}, "previous"
 
-    def do(self, walk: Walk) -> None:
+    def do(self, at: Position) -> None:
         """The effect of a phase, as the job carries it out."""
-        phase, stops = walk.phase, walk.kind is Kind.STOP
+        phase, stops = at.phase, at.kind is Kind.STOP
         if phase is Phase.HOLD:
             self.route = "held"
         elif phase in (Phase.START, Phase.RESTART):
@@ -66,25 +66,25 @@ class World:
         elif phase in (Phase.REOPEN, Phase.RETURN):
             self.route = "previous"
 
-    def check(self, walk: Walk) -> None:
+    def check(self, at: Position) -> None:
         """What must hold at every moment."""
         if self.route in ("previous", "target"):
-            assert self.route in self.up, f"requests go to an engine that is down ({walk})"
-            assert self.route in self.proved, f"requests go to an unproved engine ({walk})"
-        if self.has_previous and walk.kind is not Kind.STOP:
+            assert self.route in self.up, f"requests go to an engine that is down ({at})"
+            assert self.route in self.proved, f"requests go to an unproved engine ({at})"
+        if self.has_previous and at.kind is not Kind.STOP:
             held = self.route == "held"
-            assert held or self.route in self.up, f"requests are refused ({walk})"
+            assert held or self.route in self.up, f"requests are refused ({at})"
             if self.mode is Mode.OVERLAP:
                 assert not held, "an overlap holds nobody"
 
 
-def ends_live(walk: Walk) -> str:
-    """Which generation serves once this walk has ended: `target`, `previous` or `none`."""
-    if walk.kind is Kind.STOP:
+def ends_live(at: Position) -> str:
+    """Which generation serves once it has ended: `target`, `previous` or `none`."""
+    if at.kind is Kind.STOP:
         return "none"
-    if not walk.undoing:
+    if not at.undoing:
         return "target"
-    return "previous" if walk.has_previous else "none"
+    return "previous" if at.has_previous else "none"
 
 
 EVENTS = st.lists(
@@ -92,33 +92,33 @@ EVENTS = st.lists(
 )
 
 
-def play(walk: Walk, world: World, events: list[str], *, mode: Mode) -> Walk:
-    """Walk to the end under the events; after them everything goes well. The last walk."""
+def play(at: Position, world: World, events: list[str], *, mode: Mode) -> Position:
+    """To the end under the events; after them everything goes well. The last position."""
     script = iter(events)
     for _turn in range(200):
         event = next(script, "ok")
-        world.check(walk)
+        world.check(at)
         if event == "crash-before":
             continue  # another worker finds the same phase in the record
-        if event == "fail" and may_turn_back(walk):
-            walk = turn_back(walk)
+        if event == "fail" and may_turn_back(at):
+            at = turn_back(at)
             continue
-        if event == "cancel" and (may_turn_back(walk) or may_return(walk)):
-            walk = turn_back(walk)
+        if event == "cancel" and (may_turn_back(at) or may_return(at)):
+            at = turn_back(at)
             continue
-        world.do(walk)
-        world.check(walk)
+        world.do(at)
+        world.check(at)
         if event == "crash-after":  # done, but not written down: it is done again
-            if walk.phase is Phase.FLIP:  # the route itself is the record of that
-                walk = replace(walk, flipped=True)
-            if walk.phase is Phase.RETURN:
-                walk = replace(walk, flipped=False)
+            if at.phase is Phase.FLIP:  # the route itself is the record of that
+                at = replace(at, flipped=True)
+            if at.phase is Phase.RETURN:
+                at = replace(at, flipped=False)
             continue
-        following = after(walk, mode=mode if walk.phase is Phase.PREFLIGHT else None)
+        following = after(at, mode=mode if at.phase is Phase.PREFLIGHT else None)
         if following is None:
-            return walk
-        walk = following
-    raise AssertionError("the walk does not end")
+            return at
+        at = following
+    raise AssertionError("the activation does not end")
 
 
 @given(
@@ -151,11 +151,11 @@ def test_the_orders_are_those_of_the_book():
     """Word for word, so that a changed order is a changed test."""
 
     def walked(kind: Kind, mode: Mode) -> list[str]:
-        walk: Walk | None = begin(kind, has_previous=True)
+        at: Position | None = begin(kind, has_previous=True)
         phases = []
-        while walk is not None:
-            phases.append(walk.phase.value)
-            walk = after(walk, mode=mode if walk.phase is Phase.PREFLIGHT else None)
+        while at is not None:
+            phases.append(at.phase.value)
+            at = after(at, mode=mode if at.phase is Phase.PREFLIGHT else None)
         return phases
 
     assert walked(Kind.ACTIVATE, Mode.OVERLAP) == [
@@ -171,9 +171,9 @@ def test_the_orders_are_those_of_the_book():
 @pytest.mark.parametrize("mode", Mode)
 def test_once_the_old_engine_ends_there_is_no_way_back(mode):
     """What serves is not taken down because an old engine would not stop."""
-    walk = replace(begin(Kind.ACTIVATE, has_previous=True), phase=Phase.FLIP, mode=mode)
-    assert may_turn_back(walk)
-    flipped = after(walk)
+    at = replace(begin(Kind.ACTIVATE, has_previous=True), phase=Phase.FLIP, mode=mode)
+    assert may_turn_back(at)
+    flipped = after(at)
     assert flipped is not None
     assert not may_turn_back(flipped), "a failure never leads back"
     too_far = after(flipped) if mode is Mode.OVERLAP else flipped
@@ -181,18 +181,18 @@ def test_once_the_old_engine_ends_there_is_no_way_back(mode):
     with pytest.raises(Conflict, match="too far"):
         turn_back(too_far)
     with pytest.raises(Conflict, match="too far"):
-        turn_back(turn_back(walk))
+        turn_back(turn_back(at))
 
 
 def test_while_an_overlap_drains_a_person_may_return():
     """The old engine still runs: it gets the requests, the new one finishes its own and ends."""
-    drains = Walk(Kind.ACTIVATE, has_previous=True, phase=Phase.DRAIN, flipped=True)
+    drains = Position(Kind.ACTIVATE, has_previous=True, phase=Phase.DRAIN, flipped=True)
     assert may_return(drains)
     phases = []
-    walk: Walk | None = turn_back(drains)
-    while walk is not None:
-        phases.append(walk.phase.value)
-        walk = after(walk)
+    at: Position | None = turn_back(drains)
+    while at is not None:
+        phases.append(at.phase.value)
+        at = after(at)
     assert phases == ["return", "redrain", "unstart"]
     for other in (
         replace(drains, phase=Phase.STOP),
@@ -208,8 +208,8 @@ def test_while_an_overlap_drains_a_person_may_return():
 @pytest.mark.parametrize(("mode", "of_use"), [(Mode.OVERLAP, True), (Mode.SWAP, False)])
 def test_a_cancel_in_the_middle_of_the_flip(mode, of_use):
     """The flip itself is done: an overlap may return from it."""
-    walk = Walk(Kind.ACTIVATE, has_previous=True, phase=Phase.FLIP, mode=mode)
-    assert may_cancel(walk) is of_use
+    at = Position(Kind.ACTIVATE, has_previous=True, phase=Phase.FLIP, mode=mode)
+    assert may_cancel(at) is of_use
 
 
 def test_a_failed_preflight_touches_nothing():
@@ -243,5 +243,5 @@ def test_an_overlap_that_does_not_fit_is_refused():
 
 def test_a_phase_of_another_way_is_refused():
     """A record that makes no sense stops instead of guessing."""
-    with pytest.raises(Conflict, match="hold is no phase"):
+    with pytest.raises(Conflict, match="hold is not a phase"):
         after(replace(begin(Kind.ACTIVATE, has_previous=True), phase=Phase.HOLD))

@@ -8,7 +8,7 @@ from django.db.models import Exists, F, OuterRef, QuerySet
 from django.utils import timezone
 
 from deployments.models import Generation, Role, Trial, User
-from deployments.queries.looking import Page, paged, require
+from deployments.queries.paging import Page, paged, require
 from mmadmin.core.errors import NotFound
 from mmadmin.core.generations.lifecycle import JobState
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from django.db import IntegrityError, transaction
 
-from deployments.actions.acting import audit, require
 from deployments.actions.lookups import locked_deployment, unbuilt
+from deployments.actions.permissions import audit, require
 from deployments.broker import feed
 from deployments.broker.queue import enqueue_on_commit
 from deployments.models import Deployment, Generation, Role, Trial, User
@@ -19,7 +19,7 @@ def begin_trial(
 ) -> Trial:
     """Run a kept generation beside the live one for so long; the playground can ask it.
 
-    Whether both fit into memory shows when the host's worker looks: the trial fails in words then.
+    Whether both fit into memory shows when the host's worker looks: if not, the trial fails.
     """
     require(actor, Role.OPERATOR)
     if not 1 <= minutes <= MOST_MINUTES:

@@ -17,7 +17,7 @@ from deployments.models import (
     UsageEvent,
     User,
 )
-from deployments.queries.looking import Page, aware, paged, require
+from deployments.queries.paging import Page, aware, paged, require
 from mmadmin.core.errors import InvalidInput, NotFound
 
 
@@ -31,7 +31,7 @@ def usage(
     generation: int | None = None,
     by: Literal["hour", "day", "key", "deployment", "generation", "endpoint"] = "hour",
 ) -> list[dict[str, Any]]:
-    """Sums of the books from `since` to `until`, grouped by time, key, deployment or generation.
+    """Sums of usage from `since` to `until`, grouped by time, key, deployment or generation.
 
     Every row holds the group's name(s) and the sums `requests`, `failed`, `prompt_tokens`,
     `completion_tokens`, `cached_tokens`, `reasoning_tokens`, `ttft_ms`, `duration_ms`.
@@ -108,7 +108,7 @@ def _by_day(hours: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def budgets(actor: User, key_ids: Sequence[str]) -> dict[str, tuple[int, int]]:
     """Tokens that each key used today and this month (UTC), as (day, month).
 
-    Requests that ended in the last seconds may not be in the books yet; the gate's own count is
+    Requests that ended in the last seconds may not be recorded yet; the gate's own count is
     what refuses a request.
     """
     require(actor)
@@ -133,7 +133,7 @@ def request(actor: User, request_id: str) -> UsageEvent:
     found = UsageEvent.objects.filter(pk=request_id).first()
     if found is None:
         raise NotFound(
-            f"there is no request {request_id} in the books",
+            f"there is no request {request_id} in the usage records",
             remedy="one that has not ended, or ended just now, is not there yet",
         )
     return found

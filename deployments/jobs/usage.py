@@ -1,4 +1,4 @@
-"""The books: finished requests from the gates, each counted exactly once.
+"""Usage records: finished requests from the gates, each counted exactly once.
 
 A gate writes usage to its own spool first, then to a Redis stream. One transaction here inserts
 the events (their id is the primary key, so a repeated one changes nothing), adds the new ones to
@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 BATCH = 1000
 BATCHES_A_RUN = 50
-BOOKS_ROW = 2
+USAGE_ROW = 2
 """The `Publication` row whose lock keeps two collectors apart."""
 INT_MAX = 2**31 - 1
 
@@ -49,7 +49,7 @@ Entry = tuple[bytes, Mapping[bytes, bytes]]
 
 
 def collect() -> int:
-    """Take what is in the stream into the books; returns how many requests were new."""
+    """Take what is in the stream into the usage records; returns how many requests were new."""
     client = feed.client()
     new = 0
     for _ in range(BATCHES_A_RUN):
@@ -78,10 +78,10 @@ def _readable(entries: Sequence[Entry]) -> Iterable[Usage]:
 
 
 def enter(usages: Sequence[Usage]) -> tuple[int, dict[str, int]]:
-    """Write usage into the books; returns how many were new, and each spool's mark."""
+    """Write usage records; returns how many were new, and each spool's mark."""
     with transaction.atomic():
-        Publication.objects.get_or_create(pk=BOOKS_ROW)
-        Publication.objects.select_for_update().get(pk=BOOKS_ROW)
+        Publication.objects.get_or_create(pk=USAGE_ROW)
+        Publication.objects.select_for_update().get(pk=USAGE_ROW)
         by_id = {usage.id: usage for usage in usages}
         known = set(UsageEvent.objects.filter(pk__in=by_id).values_list("pk", flat=True))
         fresh = [usage for usage_id, usage in by_id.items() if usage_id not in known]

@@ -9,7 +9,7 @@ import pytest
 from django.utils import timezone
 
 from deployments import actions
-from deployments.jobs.keep import renew_roots, tidy
+from deployments.jobs.retention import renew_roots, tidy
 from deployments.models import Deployment, Generation, Host, Transition, Trial
 from mmadmin.core.errors import DiskFull
 from mmadmin.core.generations.lifecycle import GenerationState as S

@@ -7,8 +7,8 @@ from typing import Literal
 from django.db import transaction
 from django.utils import timezone
 
-from deployments.actions.acting import audit, require
 from deployments.actions.lookups import locked_deployment
+from deployments.actions.permissions import audit, require
 from deployments.broker import feed
 from deployments.models import (
     Deployment,

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import deployments
 from deployments.models import User
-from deployments.queries.looking import require
+from deployments.queries.paging import require
 
 CATALOG = Path(deployments.__file__).parent / "catalog"
 

@@ -1,4 +1,4 @@
-"""The books: each finished request once, whatever is repeated, lost, or out of order."""
+"""Usage records: each finished request once, whatever is repeated, lost, or out of order."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 import pytest
 from django.db import connections
 
-from deployments.jobs import books
+from deployments.jobs import usage
 from deployments.models import ClientKey, UsageBucket, UsageEvent
 from mmadmin.core.snapshot import USAGE_ACK_KEY, USAGE_STREAM, Usage, usage_to_json
 from tests.deployments.conftest import People
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.database]
 AT = datetime(2026, 5, 1, 12, 59, 59, tzinfo=UTC).timestamp()
 
 
-def usage(seq: int, **values: object) -> Usage:
+def finished(seq: int, **values: object) -> Usage:
     """A finished request of gate g1."""
     plain = Usage(
         id=f"r{seq}",
@@ -51,11 +51,11 @@ def acks(broker) -> dict[str, int]:
     return {gate.decode(): int(seq) for gate, seq in broker.hgetall(USAGE_ACK_KEY).items()}
 
 
-def test_usage_comes_into_the_books(people: People, broker) -> None:
+def test_usage_is_recorded(people: People, broker) -> None:
     """Events, hourly sums, the key's last use, the ack, an empty stream."""
     ClientKey.objects.create(key_id="k1", owner="x")
-    send(broker, usage(1), usage(2, outcome="failed", status=502), usage(3, at=AT + 1))
-    assert books.collect() == 3
+    send(broker, finished(1), finished(2, outcome="failed", status=502), finished(3, at=AT + 1))
+    assert usage.collect() == 3
     assert UsageEvent.objects.count() == 3
     first, second = UsageBucket.objects.order_by("hour")
     assert (first.requests, first.failed, first.prompt_tokens) == (2, 1, 20)
@@ -68,40 +68,40 @@ def test_usage_comes_into_the_books(people: People, broker) -> None:
 
 def test_what_is_sent_again_counts_once(people: People, broker) -> None:
     """A gate that was not told, or a broker that kept its entries: no sum changes."""
-    send(broker, usage(1), usage(2))
-    books.collect()
-    send(broker, usage(1), usage(2), usage(2), usage(3))
-    assert books.collect() == 1
+    send(broker, finished(1), finished(2))
+    usage.collect()
+    send(broker, finished(1), finished(2), finished(2), finished(3))
+    assert usage.collect() == 1
     assert UsageBucket.objects.get().requests == 3
     assert acks(broker) == {"g1": 3}
 
 
 def test_a_gap_holds_the_ack_back(people: People, broker) -> None:
     """Entries that the broker lost: the gate is told only what is there without a gap."""
-    send(broker, usage(1), usage(4), usage(5))
-    books.collect()
+    send(broker, finished(1), finished(4), finished(5))
+    usage.collect()
     assert acks(broker) == {"g1": 1}
     assert UsageBucket.objects.get().requests == 3
-    send(broker, *[usage(seq) for seq in range(2, 7)])
-    books.collect()
+    send(broker, *[finished(seq) for seq in range(2, 7)])
+    usage.collect()
     assert acks(broker) == {"g1": 6}
     assert UsageBucket.objects.get().requests == 6
 
 
 def test_a_crash_before_the_ack(people: People, broker, monkeypatch) -> None:
     """Committed but neither acked nor deleted: the next run acks, and counts nothing twice."""
-    send(broker, usage(1), usage(2))
-    real = books.enter
+    send(broker, finished(1), finished(2))
+    real = usage.enter
 
     def then_die(usages: object) -> object:
         real(usages)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(books, "enter", then_die)
+    monkeypatch.setattr(usage, "enter", then_die)
     with pytest.raises(KeyboardInterrupt):
-        books.collect()
-    monkeypatch.setattr(books, "enter", real)
-    assert books.collect() == 0
+        usage.collect()
+    monkeypatch.setattr(usage, "enter", real)
+    assert usage.collect() == 0
     assert UsageBucket.objects.get().requests == 2
     assert acks(broker) == {"g1": 2}
 
@@ -109,8 +109,8 @@ def test_a_crash_before_the_ack(people: People, broker, monkeypatch) -> None:
 def test_a_damaged_entry_stops_nothing(people: People, broker, caplog) -> None:
     """It is logged and dropped; the others are counted."""
     broker.xadd(USAGE_STREAM, {"event": "{"})
-    send(broker, usage(1))
-    assert books.collect() == 1
+    send(broker, finished(1))
+    assert usage.collect() == 1
     assert "cannot be read" in caplog.text
 
 
@@ -118,13 +118,13 @@ def test_four_collectors_at_once(people: People, broker) -> None:
     """Two thousand entries, four workers: every request once."""
     pipe = broker.pipeline()
     for seq in range(1, 2001):
-        pipe.xadd(USAGE_STREAM, {"event": usage_to_json(usage(seq, key_id=f"k{seq % 7}"))})
+        pipe.xadd(USAGE_STREAM, {"event": usage_to_json(finished(seq, key_id=f"k{seq % 7}"))})
     pipe.execute()
     errors: list[BaseException] = []
 
     def collect() -> None:
         try:
-            books.collect()
+            usage.collect()
         except BaseException as error:  # noqa: BLE001 (shown below)
             errors.append(error)
         finally:

@@ -11,9 +11,9 @@ from typing import Any
 from django.utils import timezone
 
 from deployments.models import Generation, ReportKind, User
-from deployments.queries.books import usage
-from deployments.queries.looking import Page, paged, recorded, reports_of, require
 from deployments.queries.lookups import deployment_named
+from deployments.queries.paging import Page, paged, recorded, reports_of, require
+from deployments.queries.usage_records import usage
 
 ROWS = 20
 IN_USE = timedelta(days=90)
@@ -52,8 +52,8 @@ def measured(actor: User, name: str, *, page: int = 1) -> Page[MeasuredRow]:
     found = paged(probed, page, ROWS)
     until = timezone.now().replace(minute=0, second=0, microsecond=0) + timedelta(hours=1)
     since = (until - IN_USE).replace(hour=0)
-    books = usage(actor, since=since, until=until, deployment=name, by="generation")
-    used = {row["generation"]: row for row in books}
+    sums = usage(actor, since=since, until=until, deployment=name, by="generation")
+    used = {row["generation"]: row for row in sums}
     reports = reports_of((g.pk for g in found.rows), ReportKind.PROBES)
     rows = [
         _row(
