@@ -206,10 +206,10 @@ def test_the_store_page_follows_its_tasks(site: Panel, browser: Browser) -> None
             expect(page.get_by_text(f"{done}.0 GiB of 4.0 GiB read")).to_be_visible()
         site.python(TASK + FILL)
         expect(page.locator("#objects")).to_contain_text("live-object")
-        expect(page.locator("#sums")).to_contain_text("A collection would free at least")
+        expect(page.locator("#sums")).to_contain_text("A cleanup would free at least")
         site.python(TASK + COLLECT)
         expect(page.get_by_role("heading", name="The store is empty")).to_be_visible()
-        expect(page.locator("#sums")).not_to_contain_text("A collection would free")
+        expect(page.locator("#sums")).not_to_contain_text("A cleanup would free")
 
 
 UID = """
@@ -243,7 +243,7 @@ def test_a_form_that_came_by_the_stream_can_be_sent(site: Panel, browser: Browse
         expect(page.locator("html")).to_have_attribute("data-stream", "on")
         site.python(reading.replace("verify-contents", "verify"))
         page.get_by_role("button", name="Cancel").last.click()
-        expect(page.get_by_role("status").filter(has_text="cancelled")).to_be_visible()
+        expect(page.get_by_role("status").filter(has_text="Cancelling")).to_be_visible()
 
 
 def test_a_page_that_lost_its_stream_catches_up(site: Panel, browser: Browser) -> None:
@@ -286,7 +286,7 @@ def test_a_key_is_issued_and_revoked(site: Panel, browser: Browser) -> None:
         page.get_by_role("button", name="Create key").click()
         text = page.locator("#key-text").inner_text()
         assert re.fullmatch(r"sk-mm-\w{12}-\w{39}", text)
-        page.get_by_role("link", name="go to the key").click()
+        page.get_by_role("link", name="Done").click()
         expect(page.get_by_text(text)).to_have_count(0)
         page.get_by_role("link", name="Revoke").click()
         page.get_by_role("dialog").get_by_role("button", name="Revoke permanently").click()
