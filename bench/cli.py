@@ -1,7 +1,8 @@
 """How long `mm` takes to answer: `make bench-cli`.
 
 Each command runs many times in a process of its own, taking turns with the same command of an
-earlier commit (`--before`, checked out beside this one), so that both meet the same machine. The
+earlier commit (`--before`, checked out beside this one), so that both meet the same machine; the
+processor's time says what is left of the clock's where others compute beside it. The
 folder is an installation with a few generations, whose system is built; nothing runs there. Then
 each command runs once more with `-X importtime`, and the packages that take longest are listed.
 
@@ -16,6 +17,7 @@ import argparse
 import json
 import os
 import re
+import resource
 import statistics
 import subprocess
 import sys
@@ -28,9 +30,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mmadmin.core.spec.lock import lock_as_json
 from mmadmin.core.store import Store
-from tests.support.engine import LOCK, engine_store
+from tests.support.engine import engine_store
 
 ROOT = Path(__file__).resolve().parents[1]
 BEFORE = "f4faad0"
@@ -49,6 +50,8 @@ class Row:
     command: str
     limit_s: float
     now_s: list[float] = field(default_factory=list)
+    cpu_s: list[float] = field(default_factory=list)
+    """User and system time of the same runs."""
     before_s: list[float] = field(default_factory=list)
     imports_ms: dict[str, float] = field(default_factory=dict)
     """By package, longest first."""
@@ -111,9 +114,6 @@ class Checkout:
         """An installation with generations, and their system in the store."""
         self.must("init")
         engine_store().seed(Store(self.home / "store"))
-        lock = self.home / "locks" / f"{NAME}.json"
-        lock.parent.mkdir()
-        lock.write_text(json.dumps(lock_as_json(LOCK)), encoding="utf-8")
         self.must(f"build {FILE}")
         for _ in range(GENERATIONS):
             self.must(f"deploy {FILE} --detach")
@@ -152,12 +152,20 @@ def imports_of(now: Checkout, command: str) -> dict[str, float]:
     return {package: us / 1000 for package, us in took.most_common(PACKAGES_SHOWN)}
 
 
+def children_cpu_s() -> float:
+    """User and system time of all processes that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 def measure(now: Checkout, before: Checkout | None, rounds: int) -> list[Row]:
     """Every command, old and new in turns; a command that fails there has no time."""
     rows = [Row(command, limit) for command, limit in COMMANDS]
     for _ in range(rounds + 1):  # the first is not counted: it writes the .pyc files
         for row in rows:
+            cpu_s = children_cpu_s()
             took, done = now.run(row.command)
+            row.cpu_s.append(children_cpu_s() - cpu_s)
             if done.returncode:
                 raise SystemExit(f"mm {row.command}\n{done.stdout}\n{done.stderr}")
             row.now_s.append(took)
@@ -166,7 +174,7 @@ def measure(now: Checkout, before: Checkout | None, rounds: int) -> list[Row]:
                 if done.returncode == 0:
                     row.before_s.append(took)
     for row in rows:
-        del row.now_s[0], row.before_s[:1]
+        del row.now_s[0], row.cpu_s[0], row.before_s[:1]
         row.imports_ms = imports_of(now, row.command)
     return rows
 
@@ -177,8 +185,10 @@ def show(rows: Sequence[Row]) -> None:
         was = statistics.median(row.before_s) if row.before_s else 0.0
         before = f"before {was:5.2f} s, {was / row.median_s:.1f} times as long" if was else ""
         word = "ok  " if row.ok else "MISS"
-        limit = f"(limit {row.limit_s:g})"
-        print(f"{word} mm {row.command:46} {row.median_s:5.2f} s {limit:12} {before}")
+        limit, cpu = f"(limit {row.limit_s:g})", statistics.median(row.cpu_s)
+        print(
+            f"{word} mm {row.command:46} {row.median_s:5.2f} s {limit:12} cpu {cpu:4.2f} s {before}"
+        )
     for row in rows:
         parts = ", ".join(f"{package} {ms:.0f}" for package, ms in row.imports_ms.items())
         print(f"     mm {row.command}: imports in ms: {parts}")
