@@ -168,8 +168,8 @@ def _write(build_id: int, seen: Seen) -> None:
         seen.written[n] = time.time()
         chunk = LogChunk.objects.create(build_id=build_id, step=step, text=f"{RUN} line {n}.\n")
         BuildStep.objects.filter(pk=step.pk).update(progress_done=n)
-        feed.announce("log", chunk.pk, deployment="model-00", build=build_id)
-        feed.announce("step", step.pk, deployment="model-00", build=build_id)
+        feed.announce("log", chunk.pk, deployment="model-00", of_job={"build": build_id})
+        feed.announce("step", step.pk, deployment="model-00", of_job={"build": build_id})
         time.sleep(PAUSE_S)
     connection.close()
 

@@ -148,8 +148,8 @@ build = Build.objects.get(pk=7)
 step = build.steps.get(state="running")
 chunk = LogChunk.objects.create(build=step.build, step=step, text="fresh from the compiler\\n")
 build.steps.filter(pk=step.pk).update(progress_done=300)
-feed.announce("log", chunk.pk, deployment="smollm2-135m", build=7)
-feed.announce("step", step.pk, deployment="smollm2-135m", build=7)
+feed.announce("log", chunk.pk, deployment="smollm2-135m", of_job={"build": 7})
+feed.announce("step", step.pk, deployment="smollm2-135m", of_job={"build": 7})
 """
 
 
@@ -331,7 +331,7 @@ def on_trial(**fields: str) -> str:
     return (
         "from datetime import timedelta\n"
         "from django.utils import timezone\n"
-        "from deployments import feed\n"
+        "from deployments.broker import feed\n"
         "from deployments.models import Trial\n"
         f"trial = Trial.objects.filter(deployment__name={NAME!r}).latest('pk')\n"
         f"Trial.objects.filter(pk=trial.pk).update({', '.join(f'{k}={v}' for k, v in fields.items())})\n"
