@@ -332,7 +332,7 @@ def test_cancel_of_one_that_goes_back(
 def cancel_in(people: People, monkeypatch: pytest.MonkeyPatch, phase: Phase) -> list[str]:
     """Let a person cancel in the moment in which the phase has begun; what they were told."""
     answers: list[str] = []
-    enter = activations.Walker._enter
+    enter = activations.ActivationRun._enter
 
     def entered(run: activations.ActivationRun, now: Phase) -> None:
         enter(run, now)
@@ -345,7 +345,7 @@ def cancel_in(people: People, monkeypatch: pytest.MonkeyPatch, phase: Phase) -> 
         else:
             answers.append("asked")
 
-    monkeypatch.setattr(activations.Walker, "_enter", entered)
+    monkeypatch.setattr(activations.ActivationRun, "_enter", entered)
     return answers
 
 

@@ -81,7 +81,7 @@ def test_a_name_taken_in_the_middle_of_an_activation(
     built(people, public_name="smol-talk")
     serve(people, "other", "other")
     monkeypatch.setattr(
-        "deployments.jobs.activations.Walker._probe",
+        "deployments.jobs.activations.ActivationRun._probe",
         lambda _self: Deployment.objects.filter(name="other").update(public_name="smol-talk"),
     )
     activation = actions.activate(people.bob, "smol", 2, reason="go")

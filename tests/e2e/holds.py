@@ -38,11 +38,11 @@ class Holds(AppConfig):
         """Let runs wait where a phase is held."""
         from django.conf import settings
 
-        from deployments.jobs.activations import Walker
+        from deployments.jobs.activations import ActivationRun
         from mmadmin.core.generations.activation import Phase
 
         folder = holds_of(settings.HOME)
-        do = Walker._do
+        do = ActivationRun._do
 
         def held(run: Any, phase: Phase) -> None:
             do(run, phase)
@@ -50,7 +50,7 @@ class Holds(AppConfig):
                 (folder / "reached").touch()
                 run.recorder.wait(POLL_S)
 
-        Walker._do = held  # type: ignore[method-assign]
+        ActivationRun._do = held  # type: ignore[method-assign]
 
 
 @contextmanager
