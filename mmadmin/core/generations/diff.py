@@ -22,6 +22,7 @@ from mmadmin.core import catalog
 from mmadmin.core.build.recipe import HubSource, Json
 from mmadmin.core.bytes_text import bytes_text
 from mmadmin.core.errors import InvalidInput
+from mmadmin.core.fit.placement import footprints_from_json
 from mmadmin.core.generations.diff_labels import (
     MEMORY,
     NOISE_PERCENT,
@@ -133,7 +134,7 @@ class Side:
     size_bytes: int | None = None
     """Of everything that it needs."""
     needs: Mapping[str, Any] | None = None
-    """Predicted memory: `{"devices", "per_device", "host_bytes", …}`."""
+    """Predicted memory (`footprints_as_json`)."""
 
 
 def diff(before: Side, after: Side) -> list[DiffRow]:
@@ -360,10 +361,11 @@ def _sizes(side: Side) -> dict[str, str]:
         fields["model_bytes"] = str(side.model.get("size_bytes", 0))
     if side.size_bytes:
         fields["closure_bytes"] = str(side.size_bytes)
-    if side.needs is not None:
-        for device, size in zip(side.needs["devices"], side.needs["per_device"], strict=True):
+    known = footprints_from_json(side.needs) if side.needs is not None else []
+    if known:
+        for device, size in zip(known[0].devices, known[0].per_device, strict=True):
             fields[f"{MEMORY}{device}"] = str(size)
-        fields[f"{MEMORY}host"] = str(side.needs["host_bytes"])
+        fields[f"{MEMORY}host"] = str(known[0].host_bytes)
     return fields
 
 

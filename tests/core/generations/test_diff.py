@@ -277,8 +277,9 @@ def test_renderings_that_change_alike_are_one_row():
 
 def test_sizes_on_the_disk_and_in_memory_are_compared_where_both_are_known():
     """Bytes in units, and by how much."""
-    needs = {"devices": [0, 1], "per_device": [1 << 30, 2 << 30], "host_bytes": 1 << 20}
-    more = {"devices": [0, 1], "per_device": [1 << 30, 3 << 30], "host_bytes": 1 << 20}
+    rest = {"devices": [0, 1], "host_bytes": 1 << 20, "resident_bytes": 0, "own_bytes": 0}
+    needs = {"per_device": [1 << 30, 2 << 30], **rest}  # as version 0.1 recorded it
+    more = {"alternatives": [{"per_device": [1 << 30, 3 << 30], **rest}]}
     found = diff(
         Side(SMALL, size_bytes=100 << 20, needs=needs), Side(SMALL, size_bytes=50 << 20, needs=more)
     )
