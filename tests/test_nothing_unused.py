@@ -11,7 +11,7 @@ import pytest
 
 from mmadmin.cli.variables import VARIABLES
 from mmadmin.core import catalog
-from mmadmin.core.spec.tables import SECTIONS
+from mmadmin.core.spec.tables import sections_of
 
 ROOT = Path(__file__).resolve().parent.parent
 DECLARED = {"tables.py", "fields.py", "variables.py"}
@@ -48,18 +48,19 @@ def read_names() -> frozenset[str]:
 
 @pytest.mark.parametrize(
     "dotted",
-    [f"{section}.{field.name}" for section, fields in SECTIONS.items() for field in fields],
+    sorted(
+        {
+            f"{section}.{field.name}"
+            for engine in catalog.engines().values()
+            for section, fields in sections_of(engine).items()
+            for field in fields
+            if not field.flag
+        }
+    ),
 )
 def test_fields_of_a_deployment_file_are_read(dotted: str) -> None:
-    """A field that nothing reads is a promise that is not kept."""
+    """A field that is neither read nor a command-line flag is a promise that is not kept."""
     assert dotted.rpartition(".")[2] in read_names()
-
-
-@pytest.mark.parametrize("kind", sorted(catalog.engines()))
-def test_options_of_an_engine_are_read_or_passed_on(kind: str) -> None:
-    """An option without a command-line flag of its own must be read by the engine."""
-    fields = catalog.engine(kind).fields
-    assert not [f.name for f in fields if not f.flag and f.name not in read_names()]
 
 
 def test_settings_are_read() -> None:

@@ -42,11 +42,11 @@ RETIRED_NAMES = {
 """Word in a name → what to call it."""
 RETIRED_PHRASES = {
     r"\bturnstiles?\b": "queue",
-    r"\bdepots?\b": "binary cache",
+    r"(?<!\")\bdepots?\b": "binary cache",
     r"\bforetold\b|\bforetells?\b": "expected, predicted",
     r"\bforesight\b|\bforesees?\b": "preview",
     r"\bincarnations?\b": "process identity",
-    r"\bflights?\b(?<!in flight)": "request",
+    r"(?<!in[-\s])\bflights?\b": "request",
     r"\bthe books\b": "usage records",
     r"\bfound wanting\b": "failed",
     r"\bfor ever\b": "permanently",
@@ -57,7 +57,14 @@ RETIRED_PHRASES = {
 }
 """Pattern → what to write."""
 TEXTS = (".py", ".md", ".html", ".js", ".css", ".toml", ".in", ".yml")
-LEFT_OUT = ("static/vendor/", "requirements/", "deployments/migrations/", "tests/test_words.py")
+LEFT_OUT = (
+    "static/vendor/",
+    "requirements/",
+    "deployments/migrations/",
+    "tests/test_words.py",
+    "CHANGELOG.md",
+)
+"""Other people's files, and what tells of earlier names."""
 
 
 @cache

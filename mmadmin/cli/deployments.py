@@ -59,7 +59,7 @@ def read_spec(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError as error:
         raise NotFound(
-            f"there is no file {path}", remedy="the catalog is in deployments/catalog/"
+            f"there is not a file {path}", remedy="the catalog is in deployments/catalog/"
         ) from error
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidInput(f"{path} cannot be read: {error}") from error

@@ -51,7 +51,7 @@ def rebuild(
         return
     if path.suffix or len(path.parts) > 1:  # no deployment is called so
         raise NotFound(
-            f"there is no file {which}",
+            f"there is not a file {which}",
             remedy="give a deployment's name, or what `mm history NAME --export FILE` wrote",
         )
     _from_records(which, number, detach=detach, as_json=as_json)

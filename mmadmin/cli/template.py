@@ -149,7 +149,7 @@ def _template(which: str, generation: int | None) -> str:
         return _read(path)
     if path.suffix or len(path.parts) > 1:  # no deployment is called so
         raise NotFound(
-            f"there is no file {which}",
+            f"there is not a file {which}",
             remedy="give a template file or a deployment's name: `mm status` lists them",
         )
     from mmadmin.host.template_matrix import template_of

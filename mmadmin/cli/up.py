@@ -239,7 +239,7 @@ def down(*, as_json: JsonFlag = False) -> None:
 
     home = Home.from_env()
     was_running, ended = False, []
-    if installation.is_set_up(home):  # else there is no folder, and nothing to wait for
+    if installation.is_set_up(home):  # else there is not a folder, and nothing to wait for
         supervisor = Supervisor(home)
         with supervisor.alone("`mm down`", waiting(quiet=as_json)):
             was_running = supervisor.state() != "absent"

@@ -1,6 +1,6 @@
 """The one error tree.
 
-Every error that a user may meet is an `MmError`: expected, explained in words, with a remedy.
+Every error that a user may meet is an `MmError`: expected, explained with a message, with a remedy.
 Anything else that escapes is a bug of ours and is logged with its traceback.
 
     MmError

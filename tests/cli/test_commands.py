@@ -405,8 +405,8 @@ def test_password_is_new_and_works(alice: User) -> None:
 
 
 def test_deploy_of_a_bad_file_names_it(alice: User, tmp_path: Path) -> None:
-    """A file that is not there, and one that is no deployment, are refused in words."""
-    with pytest.raises(NotFound, match="there is no file"):
+    """A file that is not there, and one that is no deployment, are refused with a message."""
+    with pytest.raises(NotFound, match="there is not a file"):
         mm("deploy", str(tmp_path / "none.toml"))
     bad = tmp_path / "bad.toml"
     bad.write_text("[deployment]\nnaem = 1\n")

@@ -180,7 +180,7 @@ def test_the_activation_is_watched_after_the_build(build: Build, script: list, c
 
 
 def test_an_activation_that_never_comes_is_an_error(build: Build, script: list) -> None:
-    """A build that succeeded and forgot its activation does not hang us for ever."""
+    """A build that succeeded and forgot its activation does not hang us permanently."""
     script += [states(build, JobState.SUCCEEDED)]
     with pytest.raises(MmError, match="was not activated"):
         follow.follow_to_live(build.pk)

@@ -197,7 +197,7 @@ def test_the_history_is_written_into_a_file(tiny: Deployment, tmp_path: Path) ->
 
 
 def test_a_request_leads_to_the_generation_that_answered_it(tiny: Deployment) -> None:
-    """By the id of its answer; one that the books do not know is said so."""
+    """By the id of its answer; one that the usage records do not know is said so."""
     UsageEvent.objects.create(
         id="req_1",
         at=START,

@@ -91,7 +91,7 @@ def test_a_file_that_is_no_template_is_said(tmp_path, content, words):
 @pytest.mark.parametrize("which", ["nothing.jinja", "folder/nothing"])
 def test_a_file_that_is_not_there_is_no_deployment_either(which):
     """What is written like a file is looked for as one."""
-    with pytest.raises(NotFound, match=f"there is no file {which}"):
+    with pytest.raises(NotFound, match=f"there is not a file {which}"):
         CliRunner().invoke(app, ["template", "show", which], catch_exceptions=False)
 
 
@@ -104,7 +104,7 @@ def test_a_deployment_file_without_patches_is_said(files, tmp_path):
         CliRunner().invoke(
             app, ["template", "patch", str(template), str(bare)], catch_exceptions=False
         )
-    with pytest.raises(NotFound, match="there is no file"):
+    with pytest.raises(NotFound, match="there is not a file"):
         CliRunner().invoke(
             app, ["template", "patch", str(template), str(tmp_path / "no")], catch_exceptions=False
         )

@@ -128,19 +128,19 @@ def test_a_damaged_snapshot_is_refused(damage) -> None:
     )
 )
 def test_a_usage_event_survives_the_round_trip(usage: Usage) -> None:
-    """Nothing is lost between the spool and the books."""
+    """Nothing is lost between the spool and the usage records."""
     assert usage_from_json(usage_to_json(usage)) == usage
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[1]", '{"id":1}', "null"])
 def test_a_damaged_usage_event_is_refused(text: str) -> None:
-    """A torn line of the spool does not enter the books."""
+    """A torn line of the spool does not enter the usage records."""
     with pytest.raises(InvalidInput):
         usage_from_json(text)
 
 
 def test_a_usage_event_with_a_wrong_type_is_refused() -> None:
-    """A count that is no number does not enter the books."""
+    """A count that is no number does not enter the usage records."""
     usage = Usage(
         id="r", at=1.0, key_id="k", deployment="d", generation=1, endpoint="chat", status=200,
         outcome="ok",

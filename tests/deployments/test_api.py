@@ -219,7 +219,7 @@ def check_error(response: Any, status: int, code: str) -> None:
 def test_who_may_and_who_may_not(  # noqa: PLR0917 (a line of the table)
     world: World, method: str, path: str, body: Any, status: int, role: Role
 ) -> None:
-    """The lowest role that may gets its answer; one below, and strangers, are refused in words."""
+    """The lowest role that may gets its answer; one below, and strangers, are refused with a message."""
     path = path.format(**vars(world))
     check_error(ask(method, path, None, body), 401, "unauthenticated")
     check_error(ask(method, path, world.people.charlie, body), 401, "unauthenticated")

@@ -107,7 +107,7 @@ def test_the_doctor_s_words_are_kept(people: People, do: Callable[[str], HostTas
 
 
 def test_one_of_a_kind_at_a_time(people: People) -> None:
-    """A second one is refused in words; a cancelled one makes room."""
+    """A second one is refused with a message; a cancelled one makes room."""
     first = actions.start_task(people.bob, "store-collect")
     with pytest.raises(Conflict, match="under way on local already"):
         actions.start_task(people.alice, "store-collect")

@@ -106,7 +106,7 @@ def test_a_trial_runs_beside_the_live_one(people: People, gate: Gate, told) -> N
 
 
 def test_it_ends_by_itself(people: People, gate: Gate, told, broker) -> None:
-    """When its time is over the sweeper hands it out: route, engine and trial end, in this order."""
+    """When its time is over the sweeper adapter it out: route, engine and trial end, in this order."""
     two(people)
     trial = begin(people)
     assert told[-1] == ["smol/2"]
@@ -201,7 +201,7 @@ def test_ended_just_before_it_sleeps(people: People, gate: Gate, monkeypatch) ->
     ],
 )
 def test_what_cannot_be_tried(people: People, prepare, error: type[MmError], words: str) -> None:
-    """It is refused in words, and nothing is recorded."""
+    """It is refused with a message, and nothing is recorded."""
     two(people)
     with pytest.raises(error, match=words):
         prepare(people)

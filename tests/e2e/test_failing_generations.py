@@ -233,7 +233,7 @@ def test_a_faulty_generation_never_takes_the_place(site: Installation, stubs, fa
     """Beside the old engine and after it: failed in words, every request answered by the old."""
     names, make = stubs
     context = GOOD_CONTEXT + 1 + list(STUB_FAULTS).index(fault)
-    # only who loads for ever needs an early end; a busy machine may take long to load the others
+    # only who loads permanently needs an early end; a busy machine may take long to load the others
     activation = "load_deadline_s = 10" if "load_until" in STUB_FAULTS[fault][0] else ""
     numbers = make(context, "--no-activate", activation=activation)
     fails(site, names, numbers, STUB_FAULTS[fault][1])

@@ -49,7 +49,7 @@ def grown_up(engine_store: EngineStore, broker_url: str, tmp_path: Path) -> Iter
 
 @pytest.mark.timeout(1800)
 def test_postgresql_and_an_outside_broker(grown_up: Installation) -> None:
-    """Deploy, serve, key, chat; the books reach PostgreSQL; there is no broker and no SQLite here."""
+    """Deploy, serve, key, chat; the usage records reach PostgreSQL; there is no broker and no SQLite here."""
     services = {s["name"] for s in grown_up.json("status")["services"]}
     assert services == {"panel", "gate", "worker", "beat", "watchdog"}
     assert not grown_up.home.database.exists()
@@ -58,7 +58,7 @@ def test_postgresql_and_an_outside_broker(grown_up: Installation) -> None:
     key = grown_up.key()
     assert grown_up.answered(key, NAME) == f"{NAME}/1"
     wait_for(
-        "the books",
+        "the usage records",
         lambda: any(row["last_used_at"] for row in grown_up.json("keys", "list")),
     )
     assert "PostgreSQL, schema is current" in grown_up.run("doctor")

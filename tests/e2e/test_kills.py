@@ -81,7 +81,7 @@ def waits_for(site: Installation, path: Path) -> bool:
 
 
 def is_gone(process: psutil.Process) -> bool:
-    """It has ended, be it that nobody has taken note of that yet."""
+    """It has ended, even if nobody has taken note of that yet."""
     with suppress(psutil.NoSuchProcess):
         return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
     return True

@@ -426,7 +426,7 @@ def test_a_public_bucket_needs_no_credentials(
 
 
 def test_settings_that_cannot_be(s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A bundle of certificates that is none is refused in words, before anything is asked."""
+    """A bundle of certificates that is none is refused with a message, before anything is asked."""
     monkeypatch.setenv("AWS_CA_BUNDLE", str(tmp_path / "none.pem"))
     with pytest.raises(InvalidInput, match="AWS_CA_BUNDLE"):
         quick(s3)

@@ -178,7 +178,7 @@ def test_the_token_is_used_but_never_shown(
 
 
 def test_too_many_requests_are_waited_out_up_to_a_cap(local: LocalHub) -> None:
-    """Retry-After is honoured; an hour of it is refused in words."""
+    """Retry-After is honoured; an hour of it is refused with a message."""
     commit = local.repo("team/model").commit({"m.gguf": BIG})
     local.fail("/api/", status(429, Retry_After="1"))
     started = time.monotonic()

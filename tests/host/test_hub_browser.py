@@ -265,7 +265,7 @@ def test_the_token_is_sent_to_the_hub_alone(local: LocalHub, big_files: dict[str
 
 
 def test_pointers_pages_and_broken_answers_are_explained(local: LocalHub) -> None:
-    """What is no GGUF is named; a bad status and a short answer are expected errors."""
+    """What is not a GGUF is named; a bad status and a short answer are expected errors."""
     local.repo("team/m", lfs_from=10**9).commit(
         {"m-Q8_0.gguf": LFS_POINTER.encode(), "m-Q4_0.gguf": b"GGUF" + bytes(3000)}
     )

@@ -202,7 +202,7 @@ def test_only_the_layout_is_served(store: Store) -> None:
 
 
 def test_addresses_are_folders_or_http(tmp_path: Path) -> None:
-    """Anything else is refused in words."""
+    """Anything else is refused with a message."""
     assert isinstance(cache_at(str(tmp_path)), FolderCache)
     assert isinstance(cache_at(f"file://{tmp_path}"), FolderCache)
     for peculiar in ("a+b", "a b", "a%20b", "a#b?c=d"):

@@ -1,4 +1,4 @@
-"""The hands that a recipe is given: fenced in, limited, cancellable."""
+"""The adapter that a recipe is given: fenced in, limited, cancellable."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_digests_count_for_the_output_only(tmp_path: Path) -> None:
 
 
 def test_settings_come_from_the_environment(tmp_path: Path) -> None:
-    """Sandbox, jobs and limits; wrong ones are refused in words."""
+    """Sandbox, jobs and limits; wrong ones are refused with a message."""
     env = {
         "MM_SANDBOX": "unshare",
         "MM_JOBS": "3",

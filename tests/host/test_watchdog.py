@@ -109,7 +109,7 @@ def test_a_killed_supervisor_comes_back_with_all_that_it_had(site: Supervisor) -
         assert f"ended what it left: service (pid {before['service'][0]})" in words
 
 
-def test_a_killed_keeper_comes_back(site: Supervisor) -> None:
+def test_a_killed_watchdog_comes_back(site: Supervisor) -> None:
     """The supervisor starts it again, as every program; then it keeps as before."""
     site.launch(services(site.home))
     wait_for("all", lambda: all_run(site))

@@ -163,7 +163,7 @@ def test_pinned_content_is_refused_when_it_is_other_and_kept(store: Store) -> No
 
 
 def test_a_download_that_says_mismatch_is_kept_too(store: Store) -> None:
-    """A tool that noticed the mismatch itself hands the file over by path and digest."""
+    """A tool that noticed the mismatch itself passes the file on by path and digest."""
     shop = Shop()
     wanted = pin("source", "late", serve="late")
     part = store.layout.downloads / "x.part"
@@ -175,7 +175,7 @@ def test_a_download_that_says_mismatch_is_kept_too(store: Store) -> None:
     class Failing(Tools):
         known = property(tools)  # type: ignore[assignment]
 
-    def broken(derivation: Any, inputs: Any, out: Any, hands: Any) -> None:
+    def broken(derivation: Any, inputs: Any, out: Any, tools: Any) -> None:
         tools()
 
     shop.pinned.build = broken  # type: ignore[method-assign]

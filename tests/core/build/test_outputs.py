@@ -47,8 +47,8 @@ class Referring(Writes):
     copies: Sequence[str] = ()
 
 
-class Hands(NoTools):
-    """Hands with what the builder asks of them."""
+class Tools(NoTools):
+    """Tools with what the builder asks of them."""
 
     sandbox_level = "none"
     known: Mapping[str, str] = {}
@@ -57,12 +57,12 @@ class Hands(NoTools):
 def realised(store: Store, recipe: Writes, text: str) -> str:
     """Build a file from an input object; the object's name."""
 
-    def hands(derivation: Derivation, staging: Staging, log: Path) -> Hands:
-        return Hands(staging.scratch)
+    def tools(derivation: Derivation, staging: Staging, log: Path) -> Tools:
+        return Tools(staging.scratch)
 
     below = Derivation("below", "writes", 1, {"text": "plain"}, {})
     above = Derivation("above", "writes", 1, {"text": text}, {"one": below})
-    return realise(above, store, hands, Watch(), recipe_of=lambda _kind: recipe).object
+    return realise(above, store, tools, Watch(), recipe_of=lambda _kind: recipe).object
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The deployment file: parsed, refused in words, written back."""
+"""The deployment file: parsed, refused with a message, written back."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def test_the_floor_stays_free(store: Counted) -> None:
 
 
 def test_two_that_fit_alone_but_not_together(store: Counted) -> None:
-    """The second is refused in words, and gets its room when the first is done."""
+    """The second is refused with a message, and gets its room when the first is done."""
     with (
         store.reserve(5 * GIB, owner="merge of A"),
         pytest.raises(DiskFull, match=r"5.0 GiB are promised \(5.0 GiB to merge of A\)"),

@@ -41,7 +41,7 @@ class BuildToy:
         program = SERVER.read_text(encoding="utf-8")
         (out / "bin").mkdir()
         (out / PROGRAM).write_text(
-            program.replace("GREETING = ''", f"GREETING = {params['greeting']!r}"), encoding="utf-8"
+            program.replace('GREETING = ""', f"GREETING = {params['greeting']!r}"), encoding="utf-8"
         )
         tools.log("the toy engine is built")
 

@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 GREETING = ""
 READY_AT = 0.0
@@ -14,17 +15,21 @@ LOCK = threading.Lock()
 
 
 def count(name, by):
+    """Add to a counter."""
     with LOCK:
         COUNTS[name] += by
 
 
 class Handler(BaseHTTPRequestHandler):
+    """Answers in plain text, and completions as the OpenAI API does."""
+
     protocol_version = "HTTP/1.1"
 
     def log_message(self, *args):
-        pass
+        """Log nothing."""
 
     def send(self, status, text, kind="text/plain"):
+        """Send a whole body."""
         body = text.encode()
         self.send_response(status)
         self.send_header("Content-Type", kind)
@@ -33,12 +38,14 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def allowed(self):
+        """Refuse a wrong secret."""
         if self.headers.get("Authorization") == "Bearer " + os.environ["TOY_SECRET"]:
             return True
         self.send(403, "sorry: who are you?")
         return False
 
     def do_GET(self):
+        """Status, name and counters."""
         if self.path == "/status":
             return (
                 self.send(425, "loading") if time.monotonic() < READY_AT else self.send(200, "ok")
@@ -53,6 +60,7 @@ class Handler(BaseHTTPRequestHandler):
         return self.send(404, "sorry: no such path")
 
     def do_POST(self):
+        """Completions."""
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if not self.allowed():
             return None
@@ -63,6 +71,7 @@ class Handler(BaseHTTPRequestHandler):
             count("toy_running", -1)
 
     def answer(self, body):
+        """Say words, whole or as a stream."""
         chat = self.path == "/v1/chat/completions"
         if not chat and self.path != "/v1/completions":
             return self.send(404, "sorry: no such path")
@@ -94,6 +103,7 @@ class Handler(BaseHTTPRequestHandler):
         return None
 
     def event(self, data):
+        """Send one event."""
         self.wfile.write(b"data: " + json.dumps(data).encode() + b"\n\n")
         self.wfile.flush()
 
@@ -105,7 +115,6 @@ if __name__ == "__main__":
     for flag in ("port", "lanes", "window", "load-ms"):
         parser.add_argument("--" + flag, type=int)
     ARGS = parser.parse_args()
-    with open(ARGS.model, encoding="utf-8") as file:
-        MODEL = json.load(file)
+    MODEL = json.loads(Path(ARGS.model).read_text(encoding="utf-8"))
     READY_AT = time.monotonic() + ARGS.load_ms / 1000
     ThreadingHTTPServer(("127.0.0.1", ARGS.port), Handler).serve_forever()

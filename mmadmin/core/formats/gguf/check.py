@@ -25,12 +25,12 @@ def ask(files: Sequence[Path], tools: Toolbox, *, template: bool = False) -> Map
         )
     except StepFailed as error:
         raise InvalidModel(
-            f"{name} is no valid model: reading it {error.message}",
+            f"{name} is not a valid model: reading it {error.message}",
             remedy="do not use this file; a sound one is read in seconds",
             file=name,
         ) from error
     if not isinstance(answer, dict):
-        raise InvalidModel(f"{name} is no valid model", remedy="fetch it again", file=name)
+        raise InvalidModel(f"{name} is not a valid model", remedy="fetch it again", file=name)
     problem = answer.get("error")
     if isinstance(problem, dict):
         raise InvalidModel(str(problem["message"]), remedy=str(problem["remedy"]), file=name)

@@ -55,7 +55,7 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Foretold:
+class ExpectedMerge:
     """The merged file, all but its tensors' bytes."""
 
     header: bytes
@@ -83,7 +83,7 @@ def padding(size: int) -> int:
     return -size % DEFAULT_ALIGNMENT
 
 
-def foretell(shards: Sequence[Shard]) -> Foretold | None:
+def expect_merge(shards: Sequence[Shard]) -> ExpectedMerge | None:
     """The merge of a checked set; None where the tool's layout is not known.
 
     The tool keeps the first shard's metadata as it is, but for the count of shards, which goes to
@@ -104,7 +104,7 @@ def foretell(shards: Sequence[Shard]) -> Foretold | None:
     counts = struct.pack(COUNTS, WRITTEN_VERSION, len(pairs), len(entries))
     header = b"".join([MAGIC, counts, *entries, *table])
     header += bytes(padding(len(header)))
-    return Foretold(header, tuple(_spans(pairs, len(header))))
+    return ExpectedMerge(header, tuple(_spans(pairs, len(header))))
 
 
 def _spans(pairs: Sequence[tuple[Shard, Tensor]], at: int) -> Iterator[Span]:
@@ -128,13 +128,13 @@ def _entry(tensor: Tensor, at: int) -> bytes:
 
 
 class DigestAhead:
-    """Computes a foretold file's sha256 in a thread of its own, between `with` and its end.
+    """Computes a expected file's sha256 in a thread of its own, between `with` and its end.
 
     Leaving the `with` stops it within moments. It holds one buffer of memory.
     """
 
-    def __init__(self, foretold: Foretold) -> None:
-        self.foretold = foretold
+    def __init__(self, expected: ExpectedMerge) -> None:
+        self.expected = expected
         self._stop = threading.Event()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="sha256")
         self._digest: Future[str] | None = None
@@ -159,7 +159,7 @@ class DigestAhead:
         return self._digest.result()
 
     def _work(self) -> str:
-        found = hashlib.sha256(self.foretold.header)
+        found = hashlib.sha256(self.expected.header)
         for piece in self._pieces():
             if self._stop.is_set():
                 raise Cancelled("the digest is no longer waited for")
@@ -169,8 +169,8 @@ class DigestAhead:
     def _pieces(self) -> Iterator[bytes | memoryview]:
         """All bytes after the header."""
         view = memoryview(bytearray(PIECE))
-        at = len(self.foretold.header)
-        for span in self.foretold.spans:
+        at = len(self.expected.header)
+        for span in self.expected.spans:
             yield bytes(span.at - at)
             with span.source.open("rb", buffering=0) as stream:
                 stream.seek(span.offset)
@@ -185,4 +185,4 @@ class DigestAhead:
                     yield view[:count]
                     left -= count
             at = span.end
-        yield bytes(self.foretold.size - at)
+        yield bytes(self.expected.size - at)

@@ -163,7 +163,9 @@ class _Reader:
     def refuse(
         self, what: str, remedy: str = "fetch the file again; do not use this one"
     ) -> NoReturn:
-        raise InvalidModel(f"{self.name} is no valid GGUF: {what}", remedy=remedy, file=self.name)
+        raise InvalidModel(
+            f"{self.name} is not a valid GGUF: {what}", remedy=remedy, file=self.name
+        )
 
     @property
     def left(self) -> int:

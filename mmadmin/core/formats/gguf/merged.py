@@ -2,7 +2,7 @@
 
 The merge tool checks none of its reads: a truncated shard merges with exit code 0 and the right
 size. So the merged file is read once, when the tool has ended, and each tensor compared with its
-shard byte for byte. Its digest was foretold from the shards while the tool ran
+shard byte for byte. Its digest was expected from the shards while the tool ran
 (`mmadmin.core.formats.gguf.expected_merge`), and is taken when size, header and padding are as
 expected, too; otherwise the whole file is hashed on the way, in a second thread.
 """
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import BinaryIO, NoReturn
 
 from mmadmin.core.errors import InvalidModel
-from mmadmin.core.formats.gguf.expected_merge import DigestAhead, Foretold, Span
+from mmadmin.core.formats.gguf.expected_merge import DigestAhead, ExpectedMerge, Span
 from mmadmin.core.formats.gguf.header import GgufHeader, Tensor, read_header
 from mmadmin.core.formats.gguf.shards import SPLIT_KEYS, Shard
 
@@ -48,8 +48,8 @@ def check_merged(
     header = read_header(merged)
     _check_metadata(header, shards)
     pairs = _check_table(header, shards)
-    if ahead is not None and _is_as_foretold(merged, ahead.foretold):
-        _compare(merged, ahead.foretold, on_bytes)
+    if ahead is not None and _is_as_expected(merged, ahead.expected):
+        _compare(merged, ahead.expected, on_bytes)
         return ahead.result()
     return _check_bytes(merged, header, pairs, on_bytes)
 
@@ -89,29 +89,29 @@ def _check_table(header: GgufHeader, shards: Sequence[Shard]) -> list[tuple[Tens
     return pairs
 
 
-def _is_as_foretold(merged: Path, foretold: Foretold) -> bool:
+def _is_as_expected(merged: Path, expected: ExpectedMerge) -> bool:
     """True when all but the tensors' bytes is: size, header, padding."""
     with merged.open("rb") as stream:
-        if os.fstat(stream.fileno()).st_size != foretold.size:
+        if os.fstat(stream.fileno()).st_size != expected.size:
             return False
-        if stream.read(len(foretold.header)) != foretold.header:
+        if stream.read(len(expected.header)) != expected.header:
             return False
-        for begin, end in foretold.gaps:
+        for begin, end in expected.gaps:
             stream.seek(begin)
             if stream.read(end - begin) != bytes(end - begin):
                 return False
     return True
 
 
-def _compare(merged: Path, foretold: Foretold, on_bytes: OnBytes) -> None:
+def _compare(merged: Path, expected: ExpectedMerge, on_bytes: OnBytes) -> None:
     """Every tensor's bytes beside its shard's, by several threads."""
-    stretches = list(_stretches(foretold.spans))
+    stretches = list(_stretches(expected.spans))
     done = 0
     with ThreadPoolExecutor(COMPARERS, thread_name_prefix="compare") as pool:
         try:
             for size in pool.map(lambda stretch: _compare_stretch(merged, stretch), stretches):
                 done += size
-                on_bytes(done, foretold.size)
+                on_bytes(done, expected.size)
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 

@@ -1,4 +1,4 @@
-"""Foretold merges: what the real tool writes, told from the shards before it writes it."""
+"""ExpectedMerge merges: what the real tool writes, told from the shards before it writes it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from mmadmin.core.errors import Cancelled, InvalidModel
 from mmadmin.core.formats.gguf import expected_merge as module
-from mmadmin.core.formats.gguf.expected_merge import DigestAhead, Foretold, Span, foretell
+from mmadmin.core.formats.gguf.expected_merge import DigestAhead, ExpectedMerge, Span, expect_merge
 from mmadmin.core.formats.gguf.header import TENSOR_TYPES, TYPE_NUMBERS, read_header
 from mmadmin.core.formats.gguf.merged import check_merged
 from mmadmin.core.formats.gguf.shards import read_set
@@ -108,7 +108,7 @@ def merge(tool: Path, first: Path, out: Path) -> Path:
 @pytest.mark.engine
 @settings(max_examples=40, deadline=None)
 @given(model=models())
-def test_the_real_tool_writes_what_was_foretold(
+def test_the_real_tool_writes_what_was_expected(
     model: dict[str, Any], engine_store: EngineStore
 ) -> None:
     """Header, size and digest, for metadata of every type, odd sizes and shapes, any split."""
@@ -118,12 +118,12 @@ def test_the_real_tool_writes_what_was_foretold(
         paths = write(folder, model)
         if len(paths) < 2:
             return  # everything fits into one file: no set
-        foretold = foretell(read_set(paths[0]))
-        assert foretold is not None
-        with DigestAhead(foretold) as ahead:
+        expected = expect_merge(read_set(paths[0]))
+        assert expected is not None
+        with DigestAhead(expected) as ahead:
             data = merge(tool, paths[0], folder / "out.gguf").read_bytes()
-            assert data[: len(foretold.header)] == foretold.header
-            assert len(data) == foretold.size
+            assert data[: len(expected.header)] == expected.header
+            assert len(data) == expected.size
             assert ahead.result() == hashlib.sha256(data).hexdigest()
 
 
@@ -145,19 +145,19 @@ def test_a_header_that_the_tool_writes_anew_is_hashed_afterwards(
     data[read_header(paths[0]).places["x.flag"][1] - 1] = 2
     paths[0].write_bytes(data)
     shards = read_set(paths[0])
-    foretold = foretell(shards)
-    assert foretold is not None
+    expected = expect_merge(shards)
+    assert expected is not None
     tool = engine_store.path("engine") / "bin/llama-gguf-split"
     out = merge(tool, paths[0], tmp_path / "out.gguf")
-    with DigestAhead(foretold) as ahead:
+    with DigestAhead(expected) as ahead:
         digest = check_merged(out, shards, lambda _done, _total: None, ahead)
         assert digest == hashlib.sha256(out.read_bytes()).hexdigest() != ahead.result()
 
 
-def test_another_alignment_cannot_be_foretold(tmp_path: Path) -> None:
+def test_another_alignment_cannot_be_expected(tmp_path: Path) -> None:
     """The tool pads by 32 whatever the model's metadata says: there is no forecast."""
     paths = make_shards(tmp_path, alignment=64)
-    assert foretell(read_set(paths[0])) is None
+    assert expect_merge(read_set(paths[0])) is None
 
 
 def test_a_huge_header_is_not_held_in_memory(
@@ -167,30 +167,30 @@ def test_a_huge_header_is_not_held_in_memory(
     shards = read_set(make_shards(tmp_path)[0])
     size = shards[0].header.header_size
     monkeypatch.setattr(module, "LARGEST_HEADER", size)
-    assert foretell(shards) is not None
+    assert expect_merge(shards) is not None
     monkeypatch.setattr(module, "LARGEST_HEADER", size - 1)
-    assert foretell(shards) is None
+    assert expect_merge(shards) is None
 
 
 def test_a_shard_that_shrank_is_named(tmp_path: Path) -> None:
     """Shortened after its header was read: the digest is refused, not made of less."""
     paths = make_shards(tmp_path)
-    foretold = foretell(read_set(paths[0]))
-    assert foretold is not None
+    expected = expect_merge(read_set(paths[0]))
+    assert expected is not None
     cut(paths[2], 140)
     with (
-        DigestAhead(foretold) as ahead,
+        DigestAhead(expected) as ahead,
         pytest.raises(InvalidModel, match=r"00003.*blk\.5\.weight"),
     ):
         ahead.result()
 
 
-def vast(folder: Path, size: int) -> Foretold:
+def vast(folder: Path, size: int) -> ExpectedMerge:
     """A model of one tensor of zeros, which takes no room on the disk."""
     path = folder / "vast"
     with path.open("wb") as file:
         file.truncate(size)
-    return Foretold(b"GGUF".ljust(32), (Span("t", 32, size, path, 0),))
+    return ExpectedMerge(b"GGUF".ljust(32), (Span("t", 32, size, path, 0),))
 
 
 def test_leaving_early_stops_the_work(tmp_path: Path) -> None:
@@ -203,10 +203,10 @@ def test_leaving_early_stops_the_work(tmp_path: Path) -> None:
 
 def test_memory_does_not_grow_with_the_model(tmp_path: Path) -> None:
     """One buffer, whatever the size."""
-    foretold = vast(tmp_path, 256 << 20)
+    expected = vast(tmp_path, 256 << 20)
     tracemalloc.start()
     try:
-        with DigestAhead(foretold) as ahead:
+        with DigestAhead(expected) as ahead:
             digest = ahead.result()
         peak = tracemalloc.get_traced_memory()[1]
     finally:

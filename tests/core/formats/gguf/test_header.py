@@ -152,7 +152,7 @@ def test_hostile_files_are_refused(case: str, tmp_path: Path) -> None:
     """Each is `InvalidModel` that names the file, in no time and no memory."""
     path = tmp_path / "hostile.gguf"
     path.write_bytes(HOSTILE[case])
-    with pytest.raises(InvalidModel, match=r"hostile\.gguf is no valid GGUF"):
+    with pytest.raises(InvalidModel, match=r"hostile\.gguf is not a valid GGUF"):
         read_header(path)
 
 

@@ -11,23 +11,23 @@ import pytest
 
 from mmadmin.core.errors import Cancelled, InvalidModel
 from mmadmin.core.formats.gguf import merged as module
-from mmadmin.core.formats.gguf.expected_merge import DigestAhead, Foretold, Span, foretell
+from mmadmin.core.formats.gguf.expected_merge import DigestAhead, ExpectedMerge, Span, expect_merge
 from mmadmin.core.formats.gguf.header import read_header
 from mmadmin.core.formats.gguf.merged import check_merged
 from mmadmin.core.formats.gguf.shards import Shard, read_set
 from tests.support.models import make_shards
 
 
-def merge(shards: Sequence[Shard], out: Path) -> Foretold:
-    """Write the merge as it was foretold (which is how the tool does: see `test_foretold`)."""
-    foretold = foretell(shards)
-    assert foretold is not None
-    data = bytearray(foretold.header.ljust(foretold.size, b"\0"))
-    for span in foretold.spans:
+def merge(shards: Sequence[Shard], out: Path) -> ExpectedMerge:
+    """Write the merge as it was expected (which is how the tool does: see `test_expected`)."""
+    expected = expect_merge(shards)
+    assert expected is not None
+    data = bytearray(expected.header.ljust(expected.size, b"\0"))
+    for span in expected.spans:
         source = span.source.read_bytes()
         data[span.at : span.end] = source[span.offset : span.offset + span.size]
     out.write_bytes(data)
-    return foretold
+    return expected
 
 
 def poke(path: Path, at: int) -> None:
@@ -56,16 +56,16 @@ def pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.usefixtures("pieces")
-def test_a_sound_merge_has_the_foretold_digest(tmp_path: Path, shards: list[Shard]) -> None:
+def test_a_sound_merge_has_the_expected_digest(tmp_path: Path, shards: list[Shard]) -> None:
     """It is the file's own; progress ends with every tensor's byte seen."""
-    foretold = merge(shards, tmp_path / "m.gguf")
+    expected = merge(shards, tmp_path / "m.gguf")
     seen: list[tuple[int, int]] = []
-    with DigestAhead(foretold) as ahead:
+    with DigestAhead(expected) as ahead:
         digest = check_merged(
             tmp_path / "m.gguf", shards, lambda done, total: seen.append((done, total)), ahead
         )
     assert digest == hashlib.sha256((tmp_path / "m.gguf").read_bytes()).hexdigest()
-    assert seen[-1] == (sum(span.size for span in foretold.spans), foretold.size)
+    assert seen[-1] == (sum(span.size for span in expected.spans), expected.size)
     assert [done for done, _ in seen] == sorted(done for done, _ in seen)
 
 
@@ -75,21 +75,21 @@ def test_every_tensors_first_and_last_byte_counts(
     forecast: bool, tmp_path: Path, shards: list[Shard]
 ) -> None:
     """With and without a forecast: one changed byte, and the tensor and its shard are named."""
-    foretold = merge(shards, tmp_path / "m.gguf")
-    for span in foretold.spans:
+    expected = merge(shards, tmp_path / "m.gguf")
+    for span in expected.spans:
         for at in (span.at, span.at + span.size // 2, span.end - 1):
             poke(tmp_path / "m.gguf", at)
             words = f"tensor {span.tensor} differs from {span.source.name}"
-            with pytest.raises(InvalidModel, match=words), DigestAhead(foretold) as ahead:
+            with pytest.raises(InvalidModel, match=words), DigestAhead(expected) as ahead:
                 check_merged(tmp_path / "m.gguf", shards, quiet, ahead if forecast else None)
             poke(tmp_path / "m.gguf", at)
 
 
 def test_every_byte_of_the_header_counts(tmp_path: Path, shards: list[Shard]) -> None:
-    """A changed byte is refused, or part of the digest: never under the foretold one."""
-    foretold = merge(shards, tmp_path / "m.gguf")
-    with DigestAhead(foretold) as ahead:
-        for at in range(len(foretold.header)):
+    """A changed byte is refused, or part of the digest: never under the expected one."""
+    expected = merge(shards, tmp_path / "m.gguf")
+    with DigestAhead(expected) as ahead:
+        for at in range(len(expected.header)):
             poke(tmp_path / "m.gguf", at)
             try:
                 digest = check_merged(tmp_path / "m.gguf", shards, quiet, ahead)
@@ -101,19 +101,19 @@ def test_every_byte_of_the_header_counts(tmp_path: Path, shards: list[Shard]) ->
             poke(tmp_path / "m.gguf", at)
 
 
-def other_padding(path: Path, foretold: Foretold) -> None:
+def other_padding(path: Path, expected: ExpectedMerge) -> None:
     """A byte between two tensors that is no zero."""
-    begin, end = next(gap for gap in foretold.gaps if gap[0] < gap[1])
+    begin, end = next(gap for gap in expected.gaps if gap[0] < gap[1])
     assert begin < end
     poke(path, begin)
 
 
-def other_end(path: Path, foretold: Foretold) -> None:
+def other_end(path: Path, expected: ExpectedMerge) -> None:
     """More bytes after the last tensor."""
     path.write_bytes(path.read_bytes() + bytes(32))
 
 
-def other_start(path: Path, foretold: Foretold) -> None:
+def other_start(path: Path, expected: ExpectedMerge) -> None:
     """A header that means the same in other bytes: version 2."""
     data = bytearray(path.read_bytes())
     data[4] = 2
@@ -122,12 +122,12 @@ def other_start(path: Path, foretold: Foretold) -> None:
 
 @pytest.mark.parametrize("change", [other_padding, other_end, other_start])
 def test_what_is_laid_out_otherwise_is_hashed_itself(
-    change: Callable[[Path, Foretold], None], tmp_path: Path, shards: list[Shard]
+    change: Callable[[Path, ExpectedMerge], None], tmp_path: Path, shards: list[Shard]
 ) -> None:
     """Keys and tensors are right, the layout is another: the forecast is not asked."""
-    foretold = merge(shards, tmp_path / "m.gguf")
-    change(tmp_path / "m.gguf", foretold)
-    never_begun = DigestAhead(foretold)  # its result would be an AssertionError
+    expected = merge(shards, tmp_path / "m.gguf")
+    change(tmp_path / "m.gguf", expected)
+    never_begun = DigestAhead(expected)  # its result would be an AssertionError
     digest = check_merged(tmp_path / "m.gguf", shards, quiet, never_begun)
     assert digest == hashlib.sha256((tmp_path / "m.gguf").read_bytes()).hexdigest()
 
@@ -138,9 +138,9 @@ def test_tensors_in_another_order_are_compared_and_hashed(
     """A tool that lays the shards out backwards writes another file, and an honest one."""
     backwards = [shards[0], *reversed(shards[1:])]
     merge(backwards, tmp_path / "m.gguf")
-    foretold = foretell(shards)
-    assert foretold is not None
-    with DigestAhead(foretold) as ahead:
+    expected = expect_merge(shards)
+    assert expected is not None
+    with DigestAhead(expected) as ahead:
         digest = check_merged(tmp_path / "m.gguf", shards, quiet, ahead)
         assert digest == hashlib.sha256((tmp_path / "m.gguf").read_bytes()).hexdigest()
         assert digest != ahead.result()
@@ -151,14 +151,14 @@ def test_tensors_in_another_order_are_compared_and_hashed(
 
 def test_a_cancelled_comparison_ends(tmp_path: Path, shards: list[Shard]) -> None:
     """Whoever hears of the progress may stop it: what was not begun is not done."""
-    foretold = merge(shards, tmp_path / "m.gguf")
+    expected = merge(shards, tmp_path / "m.gguf")
     compared: list[int] = []
 
     def cancel(done: int, total: int) -> None:
         compared.append(done)
         raise Cancelled("enough")
 
-    with pytest.raises(Cancelled, match="enough"), DigestAhead(foretold) as ahead:
+    with pytest.raises(Cancelled, match="enough"), DigestAhead(expected) as ahead:
         check_merged(tmp_path / "m.gguf", shards, cancel, ahead)
     assert len(compared) == 1
 
@@ -170,10 +170,10 @@ def test_memory_does_not_grow_with_the_model(tmp_path: Path) -> None:
     for path in (source, out):
         with path.open("wb") as file:
             file.truncate(size)
-    foretold = Foretold(b"", (Span("t", 0, size, source, 0),))
+    expected = ExpectedMerge(b"", (Span("t", 0, size, source, 0),))
     tracemalloc.start()
     try:
-        module._compare(out, foretold, quiet)
+        module._compare(out, expected, quiet)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

@@ -28,7 +28,7 @@ from mmadmin.core.build.params import (
 from mmadmin.core.build.recipe import Determinism, FixedFile, Growing, Params, Recipe, Toolbox
 from mmadmin.core.errors import InvalidDerivation, InvalidModel, StepFailed
 from mmadmin.core.formats.gguf.check import ask
-from mmadmin.core.formats.gguf.expected_merge import DigestAhead, foretell
+from mmadmin.core.formats.gguf.expected_merge import DigestAhead, expect_merge
 from mmadmin.core.formats.gguf.merged import check_merged
 from mmadmin.core.formats.gguf.shards import Shard, find_set, parse_name, read_set
 
@@ -87,8 +87,8 @@ class Merge:
         tools.reserve(size + HEADER_ROOM)
         scratch = tools.scratch / "merged.gguf"
         with ExitStack() as stack:
-            foretold = foretell(shards)
-            ahead = stack.enter_context(DigestAhead(foretold)) if foretold else None
+            expected = expect_merge(shards)
+            ahead = stack.enter_context(DigestAhead(expected)) if expected else None
             self._run(program, shards, Growing(scratch, size), tools)
             tools.log("comparing every key, array and tensor with the shards")
             digest = check_merged(
