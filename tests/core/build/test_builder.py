@@ -175,7 +175,7 @@ def test_a_download_that_says_mismatch_is_kept_too(store: Store) -> None:
     class Failing(Tools):
         known = property(tools)  # type: ignore[assignment]
 
-    def broken(derivation: Any, inputs: Any, out: Any, tools: Any) -> None:
+    def broken(derivation: Any, inputs: Any, out: Any, toolbox: Any) -> None:
         tools()
 
     shop.pinned.build = broken  # type: ignore[method-assign]
