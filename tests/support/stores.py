@@ -25,6 +25,6 @@ def copy_object(source: Store, target: Store, name: str, lease: Lease) -> None:
             elif entry.kind == "link":
                 path.symlink_to(entry.target)
             else:
-                shutil.copyfile(found.path / entry.path, path)
+                shutil.copy(found.path / entry.path, path)
                 staging.hashed(path, entry.sha256)
         target.seal(staging, name[65:], refs=found.refs, expect=name)
