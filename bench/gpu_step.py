@@ -54,6 +54,7 @@ class GpuStep:
     version = 1
     determinism = "bitwise"
     refers_to_inputs = False
+    copies: Sequence[str] = ()
 
     def check(self, params: Params) -> None:
         """Any size goes."""
