@@ -89,7 +89,7 @@ def test_status_says_what_it_knows_without_its_database(tmp_path: Path) -> None:
     """Addresses and services do not need it; what it would tell is named with the remedy."""
     assert mm(tmp_path, "init").returncode == 0
     with closing(sqlite3.connect(tmp_path / "db.sqlite3")) as database:
-        database.execute("ALTER TABLE deployments_generation RENAME COLUMN needs TO gone")
+        database.execute("ALTER TABLE deployments_deployment RENAME COLUMN public_name TO gone")
         database.execute("DELETE FROM django_migrations WHERE app = 'deployments'")
         database.commit()
     said = mm(tmp_path, "status")
