@@ -323,7 +323,7 @@ class HostToolbox:
         fetcher.bring(source, to, sha256, size)
 
     def reserve(self, size_bytes: int) -> None:
-        """Attestation room on the store's disk; raises `DiskFull`."""
+        """Reserve room on the store's disk; raises `DiskFull`."""
         self._check()
         self._planned += size_bytes
         self.staging.reserve(size_bytes)

@@ -153,7 +153,7 @@ class Toolbox(Protocol):
         ...
 
     def reserve(self, size_bytes: int) -> None:
-        """Attestation room on the store's disk for what the step will write; raises `DiskFull`."""
+        """Reserve room on the store's disk for what the step will write; raises `DiskFull`."""
         ...
 
     def hashed(self, path: Path, sha256: str) -> None:
