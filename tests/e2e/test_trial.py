@@ -46,7 +46,7 @@ class Playground:
     def models(self) -> dict[str, bool]:
         """What the page offers: the model, and whether it can be asked."""
         page = self.client.get("/playground/").text
-        options = re.findall(r'<option value="([^"]+)" data-of="[^"]+"([^>]*)>', page)
+        options = re.findall(r'<option\s+value="([^"]+)"\s+data-of="[^"]+"([^>]*)>', page)
         return {name: "disabled" not in more for name, more in options}
 
 
