@@ -120,7 +120,11 @@ def answers(store: Store, system: str, log: Path) -> str:
     """What the engine of a system says, run from that store."""
     found = read_system(store.object_path(system))
     with running_server(
-        found.parts["engine"] / "bin" / "llama-server", found.parts["model"], log, "--ctx-size", "512"
+        found.parts["engine"] / "bin" / "llama-server",
+        found.parts["model"],
+        log,
+        "--ctx-size",
+        "512",
     ) as client:
         body = {"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 4}
         answer = client.post("/v1/chat/completions", json=body)
