@@ -33,7 +33,7 @@ from mmadmin.core.engines.llama_server.parts import (
 )
 from mmadmin.core.engines.llama_server.questions import QUESTIONS
 from mmadmin.core.engines.llama_server.spec import read_build, read_model
-from mmadmin.core.engines.llama_server.tables import TABLES
+from mmadmin.core.engines.llama_server.tables import FIRST_CONTEXT, TABLES
 from mmadmin.core.engines.protocol import (
     Capabilities,
     Engine,
@@ -56,8 +56,6 @@ from mmadmin.core.spec.spec import Spec
 
 SLOWEST_DISK = 50 * 1024 * 1024
 """Bytes per second that a load is allowed to take; the deadline is made of it."""
-FIRST_CONTEXT = 32768
-"""Tokens per request of a first deployment."""
 LOAD_SECONDS = 120
 """What a load may take besides reading: start, warm-up, GPU context."""
 _NAMED: Mapping[str, Field] = {f.name: f for f in FIELDS if f.flag}

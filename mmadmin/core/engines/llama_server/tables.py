@@ -7,6 +7,8 @@ from mmadmin.core.engines.protocol import Tables
 from mmadmin.core.spec.fields import Field
 from mmadmin.core.spec.origin import RELATIVE, Wording, origin_fields
 
+FIRST_CONTEXT = 32768
+"""Tokens per request of a first deployment."""
 QUANTS = (
     "F32", "F16", "BF16", "Q8_0", "Q6_K", "Q5_K_M", "Q5_K_S", "Q5_1", "Q5_0", "Q4_K_M", "Q4_K_S",
     "Q4_1", "Q4_0", "Q3_K_L", "Q3_K_M", "Q3_K_S", "Q2_K", "Q2_K_S", "IQ4_NL", "IQ4_XS",
@@ -193,5 +195,5 @@ TABLES = Tables(
     engine=ENGINE_FIELDS,
     model=MODEL_FIELDS,
     serve=FIELDS,
-    first_serve={"context": 32768, "slots": 1, "gpu_layers": 99, "jinja": True},
+    first_serve={"context": FIRST_CONTEXT, "slots": 1, "gpu_layers": 99, "jinja": True},
 )
