@@ -229,10 +229,6 @@ class IssueKey(Described):
         return answers
 
 
-class Confirm(Described):
-    """Nothing but a yes."""
-
-
 class NewUser(Described):
     """A person to let in."""
 
