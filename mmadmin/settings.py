@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 import dj_database_url
 
 from mmadmin.core.home import Home, Ports
+from mmadmin.core.variables import REMEMBERED
 
 BASE_DIR = Path(__file__).resolve().parent.parent
 HOME = Home.from_env()
@@ -17,14 +18,19 @@ PORTS = Ports.from_env()
 
 
 def secret(name: str) -> str:
-    """A secret: `NAME_FILE` or `NAME` in the environment, else the file that `mm up` generated."""
-    upper = f"MM_{name.upper()}"
+    """A secret: `NAME_FILE` or `NAME` in the environment, else its file in `MM_HOME/secrets`."""
+    upper = name if name in REMEMBERED else f"MM_{name.upper()}"
     if path := os.environ.get(f"{upper}_FILE"):
         return Path(path).read_text(encoding="utf-8").strip()
     if value := os.environ.get(upper):
         return value
-    path_in_home = HOME.secrets / name
+    path_in_home = HOME.secret_file(name)
     return path_in_home.read_text(encoding="utf-8").strip() if path_in_home.exists() else ""
+
+
+for _name, _variable in REMEMBERED.items():
+    if _variable.secret and not os.environ.get(_name) and (_value := secret(_name)):
+        os.environ[_name] = _value  # for the libraries and rooms that read it
 
 
 def allowed_hosts(origin: str, named: str) -> list[str]:

@@ -13,9 +13,9 @@ from typing import Any
 import typer.main
 
 from mmadmin.cli.main import app
-from mmadmin.cli.variables import BY_FILE, SECTIONS, Variable
 from mmadmin.core.catalog import engines
 from mmadmin.core.spec.spec import describe_spec
+from mmadmin.core.variables import BY_FILE, SECTIONS, Variable
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTE = "<!-- Written by `make docs` from the code. -->\n"
@@ -28,7 +28,7 @@ def cell(text: Any) -> str:
 
 def setting_row(variable: Variable) -> str:
     """One variable as a row."""
-    mark = "•" if variable.remembered else ""
+    mark = ("◦" if variable.secret else "•") if variable.remembered else ""
     meaning, default = cell(variable.meaning), cell(variable.default)
     return f"| `{variable.name}` | {mark} | {meaning} | {default} |"
 
@@ -36,9 +36,12 @@ def setting_row(variable: Variable) -> str:
 def settings() -> str:
     """docs/settings.md."""
     lines = ["# Settings", "", NOTE]
-    lines += ["All settings are variables of the environment. `mm up` remembers those marked • in"]
-    lines += ["`MM_HOME/settings.env`; a variable that is set goes before what is remembered, one"]
-    lines += ["that is set to nothing counts as not set."]
+    lines += ["All settings are variables of the environment. `mm up` and `mm set NAME=VALUE`"]
+    lines += ["keep those marked • in `MM_HOME/settings.env` and those marked ◦ (secrets) in"]
+    lines += ["a file each in `MM_HOME/secrets`, where commands and services find them. `mm set`"]
+    lines += ["lists them, `mm unset NAME` takes one away, `mm up` restarts the services that read"]
+    lines += ["a changed one. A variable that is set in the environment of a command goes before"]
+    lines += ["what is kept; one that is set to nothing counts as not set."]
     lines += [BY_FILE, ""]
     for section, variables in SECTIONS.items():
         lines += [f"## {section}", "", "| variable | | what | without it |", "|---|---|---|---|"]

@@ -16,8 +16,8 @@ from django.contrib.auth.hashers import PBKDF2PasswordHasher
 
 from mmadmin.cli.main import app
 from mmadmin.cli.services import services
-from mmadmin.cli.variables import VARIABLES
 from mmadmin.core.home import Home, Ports
+from mmadmin.core.variables import VARIABLES
 from tests.support.ports import free_port
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from mmadmin.cli.variables import VARIABLES
 from mmadmin.core import catalog
 from mmadmin.core.spec.tables import sections_of
+from mmadmin.core.variables import VARIABLES
 
 ROOT = Path(__file__).resolve().parent.parent
 DECLARED = {"tables.py", "fields.py", "variables.py"}
 """Files that only declare fields and settings."""
-BY_LIBRARIES = ("AWS_",)
-"""Variables that a library reads: obstore."""
+BY_LIBRARIES = ("AWS_", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "SSL_CERT_FILE")
+"""Variables that a library reads: obstore, httpx2."""
 BY_TESTS = {"MM_TEST_CACHE"}
 
 

@@ -52,6 +52,7 @@ def init(
     Example: mm init --admin-password-file /run/secrets/admin_password
     """
     home = Home.from_env()
+    installation.check_settings_file(home)
     installation.prepare(home)
     installation.remember(home)
     migrate()
@@ -76,6 +77,7 @@ def run(name: ServiceName) -> None:
 
     Example: mm run panel
     """
+    installation.check_settings_file(Home.from_env())
     service = _service(name)
     installation.prepare(Home.from_env())
     if name == "worker":

@@ -10,6 +10,7 @@ import typer
 
 from mmadmin.cli.installation import is_set_up
 from mmadmin.cli.output import JsonFlag, console, counted, emit_json, escape
+from mmadmin.cli.settings_file import read_settings
 from mmadmin.cli.tables import Column, table
 from mmadmin.core.errors import MmError, Unreachable
 from mmadmin.core.home import Home, Ports
@@ -40,7 +41,10 @@ def doctor(*, as_json: JsonFlag = False) -> None:
         hub=Hub.from_env(),
         public_origin=os.environ.get("PUBLIC_ORIGIN", ""),
     )
-    found = run_checks(patient, [("database", database), ("administrator", administrator)])
+    found = run_checks(
+        patient,
+        [("settings", settings), ("database", database), ("administrator", administrator)],
+    )
     if as_json:
         emit_json({"level": worst(found), "checks": [result.as_json() for result in found]})
     else:
@@ -57,6 +61,21 @@ def doctor(*, as_json: JsonFlag = False) -> None:
 
 def _remedy(result: Result) -> str:
     return f"\n[dim]→ {escape(result.remedy)}[/]" if result.remedy else ""
+
+
+def settings() -> Result:
+    """Every line of the settings can be used."""
+    from mmadmin.host.doctor import Result
+
+    problems = read_settings(Home.from_env()).problems
+    if problems:
+        return Result(
+            "settings",
+            "fail",
+            "; ".join(problem.message for problem in problems),
+            "; ".join(dict.fromkeys(problem.remedy for problem in problems)),
+        )
+    return Result("settings", "ok", "all can be used; `mm set` lists them")
 
 
 def database() -> Result:

@@ -9,74 +9,25 @@ from __future__ import annotations
 import errno
 import os
 import secrets
-import shlex
 import socket
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from mmadmin.cli.variables import REMEMBERED, VARIABLES
+from mmadmin.cli.settings_file import (
+    check_settings,
+    read_settings,
+    settings_file,
+    write_private,
+    write_settings,
+)
 from mmadmin.core.errors import Conflict, InvalidInput
 from mmadmin.core.home import DEFAULT_BIND, Home, Ports, own_address
+from mmadmin.core.variables import VARIABLES
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 SECRETS = ("django_secret_key", "key_pepper", "engine_master")
 SECRET_BYTES = 48
-
-
-def settings_file(home: Home) -> Path:
-    """Where the remembered settings are kept (0600: a database address may hold a password)."""
-    return home.root / "settings.env"
-
-
-def read_settings(path: Path) -> dict[str, str]:
-    """`NAME=value` lines, shell quoting; unknown names are refused."""
-    found: dict[str, str] = {}
-    if not path.exists():
-        return found
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        if not line.strip() or line.lstrip().startswith("#"):
-            continue
-        name, equals, value = line.partition("=")
-        if name in VARIABLES and name not in REMEMBERED:
-            raise InvalidInput(
-                f"{path}, line {number}: `{name}` is not kept in this file",
-                remedy="remove the line, and set the variable in the environment of `mm up`",
-            )
-        if not equals or name not in REMEMBERED:
-            raise InvalidInput(
-                f"{path}, line {number}: `{name}` is not a setting",
-                remedy=f"use one of {', '.join(REMEMBERED)}, or remove the line",
-            )
-        try:
-            found[name] = " ".join(shlex.split(value))
-        except ValueError as error:
-            raise InvalidInput(
-                f"{path}, line {number}: {error}", remedy="fix the quotes, or remove the line"
-            ) from error
-    return found
-
-
-def write_settings(path: Path, values: Mapping[str, str]) -> None:
-    """Write the remembered settings, 0600, by rename."""
-    lines = ["# Written by `mm up`; a variable of the environment goes before a line here.\n"]
-    lines += [
-        f"# {meaning}\n{name}={shlex.quote(values[name])}\n"
-        for name, meaning in REMEMBERED.items()
-        if values.get(name)
-    ]
-    _write_private(path, "".join(lines))
-
-
-def _write_private(path: Path, text: str) -> None:
-    fresh = path.with_name(path.name + ".new")
-    fresh.unlink(missing_ok=True)
-    with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    fresh.rename(path)
 
 
 def load_environment() -> Home:
@@ -89,30 +40,41 @@ def load_environment() -> Home:
         os.environ["MM_HOME"] = str(CHECKOUT / "var")
     home = Home.from_env()
     os.environ["MM_HOME"] = str(home.root)
-    for name in VARIABLES:
-        if os.environ.get(name) == "":  # as if it were not set: what is remembered holds
+    for name, variable in VARIABLES.items():
+        if os.environ.get(name) == "":  # as if it were not set: what is kept holds
             del os.environ[name]
+        if variable.kind == "proxy" and (value := os.environ.pop(name.lower(), "")):
+            os.environ[name] = value  # what libraries prefer to the name in capitals
         if (path := os.environ.get(f"{name}_FILE")) and name not in os.environ:
             os.environ[name] = _file_value(f"{name}_FILE", Path(path))
-    for name, value in read_settings(settings_file(home)).items():
+    _check_environment()
+    for name, value in read_settings(home).values.items():
         os.environ.setdefault(name, value)
-    _check_values(home)
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "mmadmin.settings")
     return home
 
 
-def _check_values(home: Home) -> None:
-    """Bring values into their form; refuse wrong ones before `mm up` remembers them."""
+def check_settings_file(home: Home) -> None:
+    """Refuse to start services while a line of the settings cannot be used."""
+    if problems := read_settings(home).problems:
+        raise InvalidInput(
+            "; ".join(problem.message for problem in problems),
+            remedy="; ".join(dict.fromkeys(problem.remedy for problem in problems)),
+        )
+
+
+def _check_environment() -> None:
+    """Bring our variables into their form; refuse wrong ones before a service fails on them.
+
+    Those that a library reads may be meant for other programs: `mm up` and `mm set` check them.
+    """
     for name, variable in VARIABLES.items():
-        value = os.environ.get(name) or ""
-        if not value:
+        if not (value := os.environ.get(name)):
             continue
         os.environ[name] = clean = variable.clean(value)
-        if problem := variable.problem(clean):
-            raise InvalidInput(
-                f"{name}: {problem}",
-                remedy=f"set {name} to another, or remove its line in {settings_file(home)}",
-            )
+        own = name.startswith(("MM_", "PUBLIC_"))
+        if own and not variable.secret and (problem := variable.problem(clean)):
+            raise InvalidInput(f"{name}: {problem}", remedy=f"set {name} to another value")
 
 
 def _file_value(name: str, path: Path) -> str:
@@ -155,8 +117,9 @@ def is_set_up(home: Home) -> bool:
 
 
 def remember(home: Home) -> None:
-    """Keep the settings of this run for later commands."""
-    write_settings(settings_file(home), os.environ)
+    """Keep the settings of this run for services and later commands. Raises `InvalidInput`."""
+    check_settings(os.environ)
+    write_settings(home, os.environ)
 
 
 def prepare(home: Home) -> None:
@@ -180,10 +143,10 @@ def _make(home: Home) -> None:
     for name in SECRETS:
         path = home.secrets / name
         if not path.exists():
-            _write_private(path, secrets.token_urlsafe(SECRET_BYTES) + "\n")
+            write_private(path, secrets.token_urlsafe(SECRET_BYTES) + "\n")
         path.chmod(0o600)
     if not settings_file(home).exists():
-        write_settings(settings_file(home), {})
+        write_settings(home, {})
     if not os.environ.get("DATABASE_URL"):
         home.database.touch(mode=0o600)  # sessions and password hashes, in a folder of any mode
     for path in home.root.glob(f"{home.database.name}*"):
@@ -223,16 +186,6 @@ def listener(port: int) -> Listener | None:
         except psutil.NoSuchProcess:
             continue
     return None
-
-
-def check_distinct(ports: Ports) -> None:
-    """Refuse one port for two services: each would take it from the other."""
-    if len({ports.panel, ports.gate, ports.metrics}) < 3:  # noqa: PLR2004 (of three)
-        raise InvalidInput(
-            f"panel ({ports.panel}), gate ({ports.gate}) and metrics ({ports.metrics}) need a port"
-            " each",
-            remedy="set MM_PANEL_PORT, MM_GATE_PORT or MM_METRICS_PORT to another number",
-        )
 
 
 def _free_after(port: int) -> int:

@@ -17,9 +17,11 @@ from typer.core import TyperGroup
 from typer.exceptions import TyperException
 
 from mmadmin.cli.installation import load_environment
-from mmadmin.cli.output import of_the_disk, report
+from mmadmin.cli.output import errors, escape, of_the_disk, report
 from mmadmin.cli.parameters import take_as_given
+from mmadmin.cli.settings_file import read_settings
 from mmadmin.core.errors import InvalidInput, MmError
+from mmadmin.core.home import Home
 
 RUNNING = "Running it"
 SERVING = "Serving models"
@@ -31,6 +33,8 @@ COMMANDS = {
     "up": ("up:up", RUNNING),
     "down": ("up:down", RUNNING),
     "status": ("status:status", RUNNING),
+    "set": ("settings:set_", RUNNING),
+    "unset": ("settings:unset", RUNNING),
     "password": ("up:password", RUNNING),
     "logs": ("logs:logs", RUNNING),
     "top": ("top:top", RUNNING),
@@ -148,12 +152,20 @@ def options(
     ACTING_AS.set(acting_as)
 
 
+def _warn_of_settings(home: Home) -> None:
+    """Name the lines that cannot be used; the command goes on without them."""
+    for problem in read_settings(home).problems:
+        errors.print(f"[yellow]warning[/]  {escape(problem.message)}")
+        errors.print(f"[dim]→ {escape(problem.remedy)}[/]")
+
+
 def main() -> None:
     """Run `mm`; an expected failure is reported and ends with 1, invalid usage with 2."""
     as_json = "--json" in sys.argv
     try:
-        load_environment()
+        home = load_environment()
         if not as_json:
+            _warn_of_settings(home)
             app()
         done = app(standalone_mode=False)
         sys.exit(done if isinstance(done, int) else 0)

@@ -7,20 +7,22 @@ activations. With `REDIS_URL` set there is no embedded broker.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import redis
 
 from mmadmin.cli.installation import CHECKOUT, bind_address
 from mmadmin.cli.logs import tail
-from mmadmin.cli.variables import REMEMBERED
+from mmadmin.cli.settings_file import SECRET_VARIABLES
 from mmadmin.core.errors import Unreachable
 from mmadmin.core.home import Home, Ports
+from mmadmin.core.variables import PYTHON_SERVICES, REMEMBERED
 from mmadmin.host.service_health import health_checks
 from mmadmin.host.supervisor import ProgramSpec, Supervisor
 
@@ -44,39 +46,51 @@ class Service:
     answers: Callable[[], bool]
 
 
-def environment(home: Home, ports: Ports) -> dict[str, str]:
-    """What every service finds in its environment besides what `mm up` itself had."""
+def environment(home: Home, ports: Ports, service: str) -> dict[str, str]:
+    """The settings that a service reads. It finds its secrets in `MM_HOME` itself."""
     bin_dir = str(Path(sys.executable).parent)
-    told = {name: os.environ[name] for name in REMEMBERED if os.environ.get(name)}
-    return told | {
+    place = {
         "MM_HOME": str(home.root),
-        "MM_PANEL_PORT": str(ports.panel),
-        "MM_GATE_PORT": str(ports.gate),
-        "MM_METRICS_PORT": str(ports.metrics),
-        "MM_ENGINE_PORTS_FROM": str(ports.engines_from),
-        "MM_BIND": bind_address(),
-        "MM_GATE_HOST": bind_address(),
-        "MM_GATE_STOP_S": str(_gate_stop_s()),
-        "DJANGO_SETTINGS_MODULE": "mmadmin.settings",
-        "PYTHONUNBUFFERED": "1",
         "PATH": os.pathsep.join(
             [bin_dir, *(p for p in os.get_exec_path() if p and p != bin_dir)],
         ),
     }
+    if service == "broker":
+        return place
+    told = {
+        name: os.environ[name]
+        for name, variable in REMEMBERED.items()
+        if os.environ.get(name) and service in variable.services and not variable.secret
+    }
+    return (
+        told
+        | place
+        | {
+            "MM_PANEL_PORT": str(ports.panel),
+            "MM_GATE_PORT": str(ports.gate),
+            "MM_METRICS_PORT": str(ports.metrics),
+            "MM_ENGINE_PORTS_FROM": str(ports.engines_from),
+            "MM_BIND": bind_address(),
+            "MM_GATE_HOST": bind_address(),
+            "MM_GATE_STOP_S": str(_gate_stop_s()),
+            "DJANGO_SETTINGS_MODULE": "mmadmin.settings",
+            "PYTHONUNBUFFERED": "1",
+        }
+    )
 
 
 def services(home: Home, ports: Ports) -> list[Service]:
     """The programs in the order in which they start."""
-    env = environment(home, ports)
+    env = {name: environment(home, ports, name) for name in ("broker", *PYTHON_SERVICES)}
     external = os.environ.get("REDIS_URL", "")
     url = external or home.broker_url
     checks = health_checks(ports)
-    found = [] if external else [_broker(home, env)]
+    found = [] if external else [_broker(home, env["broker"])]
     found += [
-        Service(_panel(home, ports, env), checks["panel"].passes),
-        Service(_gate(home, env), checks["gate"].passes),
-        Service(_worker(home, env), lambda: _worker_answers(url)),
-        Service(_beat(home, env), lambda: True),
+        Service(_panel(home, ports, env["panel"]), checks["panel"].passes),
+        Service(_gate(home, env["gate"]), checks["gate"].passes),
+        Service(_worker(home, env["worker"]), lambda: _worker_answers(url)),
+        Service(_beat(home, env["beat"]), lambda: True),
     ]
     return found
 
@@ -237,7 +251,46 @@ def wait_until_answering(
         time.sleep(POLL_S)
 
 
-def code_fingerprint() -> str:
+@dataclass(frozen=True, slots=True)
+class Started:
+    """What services were started with, besides what stands in their own programs."""
+
+    code: str
+    """Changes with the code on disk."""
+    secrets: Mapping[str, int]
+    """Secret variable → when its file was written, ns."""
+
+    @classmethod
+    def now(cls, home: Home) -> Started:
+        """As it is on disk."""
+        found = {name: home.secret_file(name) for name in SECRET_VARIABLES}
+        return cls(
+            _code_fingerprint(),
+            {name: path.stat().st_mtime_ns for name, path in found.items() if path.exists()},
+        )
+
+    @classmethod
+    def read(cls, stamp: Path) -> Started:
+        """As it was when services were last started; of nothing where that is unknown."""
+        try:
+            return cls(**json.loads(stamp.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError):
+            return cls("", {})
+
+    def write(self, stamp: Path) -> None:
+        """Keep it for the next start."""
+        stamp.write_text(json.dumps(asdict(self)), encoding="utf-8")
+
+    def to_restart(self, before: Started) -> set[str]:
+        """The services that run with something older."""
+        if self.code != before.code:
+            return set(PYTHON_SERVICES)
+        names = self.secrets.keys() | before.secrets.keys()
+        changed = [n for n in names if self.secrets.get(n) != before.secrets.get(n)]
+        return {service for name in changed for service in REMEMBERED[name].services}
+
+
+def _code_fingerprint() -> str:
     """Changes when the code that the services run was changed on disk."""
     total = hashlib.sha256()
     for room in ("mmadmin", "deployments", "templates"):

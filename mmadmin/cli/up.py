@@ -6,6 +6,7 @@ Services are children of supervisord, never of `mm`, so that an interrupted `mm 
 
 from __future__ import annotations
 
+import os
 import secrets
 import time
 from collections.abc import Iterator
@@ -17,10 +18,12 @@ import typer
 
 from mmadmin.cli import installation
 from mmadmin.cli.output import JsonFlag, console, emit_json, escape, seconds_text
+from mmadmin.cli.settings_file import check_settings
 from mmadmin.cli.status import status_of
 from mmadmin.core.callbacks import silent
 from mmadmin.core.errors import Unreachable
 from mmadmin.core.home import DEFAULT_BIND, Home, Ports
+from mmadmin.core.variables import PYTHON_SERVICES, REMEMBERED
 
 if TYPE_CHECKING:
     from mmadmin.core.callbacks import Report
@@ -75,6 +78,7 @@ def up(
     """
     began = time.monotonic() - (max(time.time() - since, 0) if since else 0)
     home, ports = Home.from_env(), Ports.from_env()
+    installation.check_settings_file(home)
     first = not installation.is_set_up(home)
     installation.prepare(home)
     if not as_json:
@@ -109,7 +113,7 @@ def start_services(home: Home, ports: Ports, *, restart: bool, quiet: bool) -> N
     """Migrate, then have every service running and answering."""
     from mmadmin.host.supervisor import Supervisor
 
-    installation.check_distinct(ports)
+    check_settings(os.environ)
     supervisor = Supervisor(home)
     with supervisor.alone("`mm up`", waiting(quiet=quiet)):
         _start_services(supervisor, ports, restart=restart, quiet=quiet)
@@ -147,7 +151,7 @@ def _clear_the_way(supervisor: Supervisor, *, quiet: bool) -> bool:
 def _start_services(supervisor: Supervisor, ports: Ports, *, restart: bool, quiet: bool) -> None:
     from mmadmin.cli.services import (
         Service,
-        code_fingerprint,
+        Started,
         environment,
         services,
         wait_until_answering,
@@ -155,10 +159,8 @@ def _start_services(supervisor: Supervisor, ports: Ports, *, restart: bool, quie
     from mmadmin.host import watchdog
 
     home = supervisor.home
-    env = environment(home, ports)
+    env = environment(home, ports, watchdog.NAME)
     wanted = [*services(home, ports), Service(watchdog.program(home, env), lambda: True)]
-    fingerprint = code_fingerprint() + "\n" + "\n".join(repr(s.spec) for s in wanted)
-    stamp = home.run_dir / "services-code"
     running = _clear_the_way(supervisor, quiet=quiet)
     own = {p.name for p in supervisor.status() if p.pid} if running else set()
     if "panel" not in own:
@@ -169,21 +171,25 @@ def _start_services(supervisor: Supervisor, ports: Ports, *, restart: bool, quie
     installation.remember(home)
     with step("database", quiet=quiet):
         migrate()
-    changed = not stamp.exists() or stamp.read_text(encoding="utf-8") != fingerprint
+    present, stamp = Started.now(home), home.run_dir / "services-code"
+    before = Started.read(stamp)
     with step("supervisor", quiet=quiet):
-        supervisor.launch([service.spec for service in wanted])
+        changed = supervisor.launch([service.spec for service in wanted], without=REMEMBERED)
         for program in supervisor.status():
             if program.state == "FATAL" and supervisor.is_service(program.name):
                 supervisor.start_again(program.name)
-    if running and (restart or changed):
-        for name in ("worker", "beat", "panel", "gate", "watchdog"):
-            if name in own:
-                with step(f"{name}: restarted with the present code", quiet=quiet):
-                    supervisor.restart_program(name)
+    due = set(PYTHON_SERVICES) if restart else present.to_restart(before)
+    for name in changed if not quiet else ():
+        console.print(f"  [green]✓[/] {name}: restarted with the new settings")
+    for name in PYTHON_SERVICES if running else ():
+        if name in own and name in due and name not in changed:
+            what = "the present code" if restart or present.code != before.code else "new settings"
+            with step(f"{name}: restarted with {what}", quiet=quiet):
+                supervisor.restart_program(name)
     for service in wanted:
         with step(service.spec.name, quiet=quiet):
             wait_until_answering(supervisor, service)
-    stamp.write_text(fingerprint, encoding="utf-8")
+    present.write(stamp)
 
 
 def migrate() -> None:

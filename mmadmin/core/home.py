@@ -65,6 +65,10 @@ class Home:
         """Folder (0700) of generated secrets, one 0600 file each."""
         return self.root / "secrets"
 
+    def secret_file(self, variable: str) -> Path:
+        """Where the value of a secret variable is kept, as `secrets/hf_token`."""
+        return self.secrets / variable.removeprefix("MM_").lower()
+
     @property
     def logs(self) -> Path:
         """Logs of the supervised processes; engines have theirs under `logs/engines`."""

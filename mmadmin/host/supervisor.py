@@ -22,7 +22,7 @@ import subprocess
 import sys
 import time
 import xmlrpc.client
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,6 +34,7 @@ from mmadmin.core.callbacks import Report, silent
 from mmadmin.core.errors import InvalidInput, NotFound, Unreachable
 from mmadmin.core.home import Home
 from mmadmin.core.process_identity import ProcessIdentity, process_identity_from
+from mmadmin.core.variables import REMEMBERED
 from mmadmin.host.termination import PATIENCE_S, end_processes
 
 RPC_TIMEOUT_S = 30.0
@@ -186,12 +187,16 @@ class Supervisor:
         except Unreachable:
             return None
 
-    def launch(self, services: Sequence[ProgramSpec] = ()) -> None:
+    def launch(
+        self, services: Sequence[ProgramSpec] = (), *, without: Collection[str] = ()
+    ) -> list[str]:
         """Start the daemon with these services and every engine that has a file; wait for it.
 
         When it runs already, services that are new or changed are (re)started, engines are left
-        alone. Raises `Unreachable` when it does not come up.
+        alone; returns those that were changed. The daemon inherits the caller's environment but
+        the variables of `without`. Raises `Unreachable` when it does not come up.
         """
+        changed: list[str] = []
         with self._locked():
             self._write_config()
             for stale in self._services.glob("*.conf"):
@@ -200,14 +205,19 @@ class Supervisor:
             for spec in services:
                 _write(self._services / f"{spec.name}.conf", program_section(spec))
             if self.running():
-                self._reload_services()
+                changed = self._reload_services()
             else:
-                self._start_daemon()
+                self._start_daemon(without)
         self.status()
+        return changed
 
-    def _start_daemon(self) -> None:
+    def _start_daemon(self, without: Collection[str]) -> None:
         argv = [sys.executable, "-W", "ignore", "-m", "supervisor.supervisord"]
-        clean = {k: v for k, v in os.environ.items() if not k.startswith("SUPERVISOR_")}
+        clean = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith("SUPERVISOR_") and name not in without
+        }
         give_up = time.monotonic() + START_DEADLINE_S
         try:
             done = subprocess.run(
@@ -234,7 +244,7 @@ class Supervisor:
             remedy=f"read {self.home.logs / 'supervisord.log'}",
         )
 
-    def _reload_services(self) -> None:
+    def _reload_services(self) -> list[str]:
         added, changed, removed = self._reread()
         known = {path.stem for path in self._services.glob("*.conf")}
         for name in [*changed, *removed]:
@@ -243,6 +253,7 @@ class Supervisor:
         for name in [*added, *changed]:
             if name in known:
                 self._tolerant("addProcessGroup", name, but=(_ALREADY_ADDED,))
+        return [name for name in changed if name in known]
 
     def shutdown(self, timeout_s: float, on_progress: Callable[[str], None]) -> list[str]:
         """Stop every program, engines too, and the daemon; return when all are gone.
@@ -280,7 +291,7 @@ class Supervisor:
         """
         ended = self.end_leftovers(patience_s=REVIVE_PATIENCE_S)
         with self._locked():
-            self._start_daemon()
+            self._start_daemon(REMEMBERED)  # each service is told those that it reads
         self.status()
         return ended
 

@@ -8,17 +8,19 @@ from pathlib import Path
 import pytest
 
 from mmadmin.cli import installation
-from mmadmin.cli.variables import REMEMBERED
+from mmadmin.cli.settings_file import check_distinct
 from mmadmin.core.errors import Conflict, InvalidInput
 from mmadmin.core.home import Home, Ports
+from mmadmin.core.variables import REMEMBERED
 from tests.support.ports import free_ports
 
 
 @pytest.fixture
 def clean_env(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """An environment without any of our settings."""
-    for name in [*REMEMBERED, "MM_HOME"]:
-        monkeypatch.delenv(name, raising=False)
+    for name in [*REMEMBERED, *(name.lower() for name in REMEMBERED), "MM_HOME"]:
+        monkeypatch.setenv(name, "")  # so that it is taken back afterwards
+        monkeypatch.delenv(name)
     return monkeypatch
 
 
@@ -99,15 +101,6 @@ def test_without_mm_home_the_state_is_in_the_checkout(clean_env: pytest.MonkeyPa
     assert home.root == installation.CHECKOUT / "var"
 
 
-def test_an_unknown_setting_is_named(tmp_path: Path) -> None:
-    """A misspelt line is refused with its number and the names that exist."""
-    path = tmp_path / "settings.env"
-    path.write_text("# comment\n\nMM_PANEL_PROT=1\n")
-    with pytest.raises(InvalidInput, match=r"line 3: `MM_PANEL_PROT`") as caught:
-        installation.read_settings(path)
-    assert "MM_PANEL_PORT" in caught.value.remedy
-
-
 def test_a_taken_port_names_the_process(clean_env: pytest.MonkeyPatch) -> None:
     """The error says who holds the port and which variable moves ours."""
     port, second, following = free_ports(3)
@@ -134,23 +127,10 @@ def test_a_port_that_is_none_is_refused_before_it_is_remembered(
         installation.load_environment()
 
 
-def test_numbers_are_numbers(tmp_path: Path, clean_env: pytest.MonkeyPatch) -> None:
-    """The remembered ones too; the message names the file."""
-    clean_env.setenv("MM_HOME", str(tmp_path))
-    clean_env.setenv("MM_GATE_STOP_S", "1")  # so that it is taken back afterwards
-    path = installation.settings_file(Home(tmp_path))
-    for line, said in (("MM_BIND='a", "line 1"), ("MM_GATE_STOP_S=abc", "MM_GATE_STOP_S")):
-        clean_env.delenv("MM_GATE_STOP_S", raising=False)
-        path.write_text(line)
-        with pytest.raises(InvalidInput, match=said) as caught:
-            installation.load_environment()
-        assert "line" in caught.value.remedy
-
-
 def test_one_port_is_not_for_two() -> None:
     """Said before anything is started."""
     with pytest.raises(InvalidInput, match="a port each"):
-        installation.check_distinct(Ports(panel=8000, gate=8000, metrics=8001, engines_from=9000))
+        check_distinct(Ports(panel=8000, gate=8000, metrics=8001, engines_from=9000))
 
 
 def test_a_home_that_cannot_be_is_refused_in_words(
@@ -235,14 +215,6 @@ def test_wrong_values_are_refused_by_name(
     clean_env.setenv(name, value)
     with pytest.raises(InvalidInput, match=name):
         installation.load_environment()
-
-
-def test_a_setting_that_is_not_remembered_is_told_apart(tmp_path: Path) -> None:
-    """It is a setting, only not one for this file."""
-    path = tmp_path / "settings.env"
-    path.write_text("HF_ENDPOINT=http://hub\n")
-    with pytest.raises(InvalidInput, match="not kept in this file"):
-        installation.read_settings(path)
 
 
 def test_clients_are_told_the_gates_origin(clean_env: pytest.MonkeyPatch) -> None:

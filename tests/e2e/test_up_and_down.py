@@ -108,6 +108,27 @@ def test_up_while_all_ends(bare: Installation) -> None:
     bare.run("down")
 
 
+def test_a_changed_setting_restarts_who_reads_it(bare: Installation) -> None:
+    """The worker gets the hub, its token and none of what was unset; the gate runs on."""
+    bare.env["HF_TOKEN"] = "hf_first"
+    bare.run("up", "--no-demo")
+    del bare.env["HF_TOKEN"]
+    before = {name: bare.supervisor.pid(name) for name in ("gate", "panel", "broker")}
+    bare.run("set", "HF_ENDPOINT=http://127.0.0.1:1", "HF_TOKEN=hf_second")
+    said = bare.run("up", "--no-demo")
+    assert "worker: restarted" in said
+    assert before == {name: bare.supervisor.pid(name) for name in before}
+    (worker,) = [p for p in bare.family("worker") if p.pid == bare.supervisor.pid("worker")]
+    assert worker.environ()["HF_ENDPOINT"] == "http://127.0.0.1:1"
+    bare.run("unset", "HF_ENDPOINT")
+    assert "worker: restarted" in bare.run("up", "--no-demo")
+    (worker,) = [p for p in bare.family("worker") if p.pid == bare.supervisor.pid("worker")]
+    assert "HF_ENDPOINT" not in worker.environ()
+    assert not [p for p in bare.processes() if "HF_TOKEN" in p.environ()]
+    assert "restarted" not in bare.run("up", "--no-demo")
+    bare.run("down")
+
+
 def test_down_without_an_installation(bare: Installation, tmp_path: Path) -> None:
     """It says so, and makes no folder for that."""
     elsewhere = Installation(bare.home, {**bare.env, "MM_HOME": str(tmp_path / "none")})

@@ -1,18 +1,26 @@
 """Every variable of the environment that mmadmin reads: the one table.
 
-`mm up` remembers those that describe an installation, the docs are written from it, and a test
-fails when the code reads a variable that is not here.
+`mm up` and `mm set` keep those that describe an installation, the docs are written from it, and a
+test fails when the code reads a variable that is not here.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
 MAX_PORT = 65535
 MAX_NUMBER = 2**53
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+PYTHON_SERVICES = ("worker", "beat", "panel", "gate", "watchdog")
+"""All but the broker, in the order in which they are restarted."""
+BUILDERS = ("worker",)
+NETWORK_USERS = ("worker", "panel")
+"""The panel asks a single sign-on provider."""
+_PASSWORD = re.compile(r"(://[^/@:]*:)[^/@]*@")
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,11 +31,16 @@ class Variable:
     meaning: str
     default: str
     remembered: bool = True
-    """`mm up` writes it into `MM_HOME/settings.env`."""
+    """`mm up` and `mm set` keep it in `MM_HOME`."""
+    secret: bool = False
+    """It is kept in a file of its own in `MM_HOME/secrets`, and never printed."""
+    services: tuple[str, ...] = PYTHON_SERVICES
+    """Who reads it: what is restarted when it changes."""
     least: int | None = None
     """The variable is a whole number, and this the smallest; None = it is text."""
-    kind: Literal["", "origin", "level"] = ""
-    """What a text must be: scheme and host of a web address, or a level of logging."""
+    kind: Literal["", "origin", "level", "address", "proxy", "file"] = ""
+    """What a text must be: scheme and host of a web address, a level of logging, a web address, the
+    address of a proxy, or an existing file."""
 
     def clean(self, value: str) -> str:
         """The value in the form in which it is compared and kept."""
@@ -35,14 +48,30 @@ class Variable:
             return value.strip().rstrip("/").lower()
         if self.kind == "level":
             return value.strip().upper()
+        if self.kind or self.secret:
+            return value.strip()
         return value
 
     def problem(self, value: str) -> str:
         """What is wrong with a cleaned value; empty when nothing is."""
+        if not value.isprintable():
+            return "it holds a line end or another control character"
+        if not self.secret and (("'" in value and '"' in value) or value.strip("'\"") != value):
+            return f"{value!r} holds both kinds of quotation marks, or one at an end"
+        return self._kind_problem(value) or self._number_problem(value)
+
+    def _kind_problem(self, value: str) -> str:
         if self.kind == "origin" and not _is_origin(value):
             return f"{value!r} is not a web address without a path, like https://mm.example.org"
         if self.kind == "level" and value not in LEVELS:
             return f"{value!r} is not one of {', '.join(LEVELS)}"
+        if self.kind in ("address", "proxy") and not _is_web_address(value):
+            return "it is not a web address, like http://host:port"
+        if self.kind == "file" and not Path(value).is_file():
+            return f"{value} is not a file"
+        return ""
+
+    def _number_problem(self, value: str) -> str:
         if self.least is None:
             return ""
         most = MAX_PORT if "_PORT" in self.name else MAX_NUMBER
@@ -50,6 +79,18 @@ class Variable:
         if plain and self.least <= int(value) <= most:
             return ""
         return f"{value!r} is not a whole number from {self.least} to {most}"
+
+    def shown(self, value: str) -> str:
+        """The value for people: without secrets, and without the password of an address."""
+        return "(secret)" if self.secret else _PASSWORD.sub(r"\1***@", value)
+
+
+def _is_web_address(value: str) -> bool:
+    try:
+        parts = urlsplit(value)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
 
 
 def _is_origin(value: str) -> bool:
@@ -116,8 +157,9 @@ SECTIONS: dict[str, tuple[Variable, ...]] = {
         Variable(
             "MM_OIDC_CLIENT_SECRET",
             "the panel's secret at the provider",
-            "file `oidc_client_secret` in `MM_HOME/secrets`",
-            remembered=False,
+            "",
+            secret=True,
+            services=("panel",),
         ),
         Variable("MM_OIDC_NAME", 'what the button says after "Log in with"', "single sign-on"),
         Variable("MM_OIDC_SCOPES", "what the provider is asked for", "openid email profile"),
@@ -155,37 +197,90 @@ SECTIONS: dict[str, tuple[Variable, ...]] = {
         Variable("MM_GATE_SPOOL_FSYNC", "`always` = each event synced before its answer ends", ""),
     ),
     "Building": (
-        Variable("MM_SANDBOX", "how steps are shut in: bubblewrap, unshare or none", "the best"),
-        Variable("MM_JOBS", "compile jobs at the same time", "number of cores"),
+        Variable(
+            "MM_SANDBOX",
+            "how steps are shut in: bubblewrap, unshare or none",
+            "the best",
+            services=BUILDERS,
+        ),
+        Variable("MM_JOBS", "compile jobs at the same time", "number of cores", services=BUILDERS),
         Variable("MM_BUILDS_AT_ONCE", "builds at the same time on this host", "2", least=1),
         Variable(
-            "MM_STEP_TIME_S", "longest time of a program in a step, s", "1 day, or the recipe's"
+            "MM_STEP_TIME_S",
+            "longest time of a program in a step, s",
+            "1 day, or the recipe's",
+            services=BUILDERS,
         ),
         Variable(
             "MM_STEP_SILENCE_S",
             "longest silence of a program in a step, s",
             "2 hours, or the recipe's",
+            services=BUILDERS,
         ),
-        Variable("MM_STEP_LOG_BYTES", "largest log of a step, bytes", "64 MiB"),
-        Variable("MM_STEP_MEMORY_BYTES", "most memory of a program in a step, bytes", "no limit"),
-        Variable("HF_ENDPOINT", "another model hub", "huggingface.co", remembered=False),
-        Variable("HF_TOKEN", "token for gated repositories", "", remembered=False),
+        Variable("MM_STEP_LOG_BYTES", "largest log of a step, bytes", "64 MiB", services=BUILDERS),
+        Variable(
+            "MM_STEP_MEMORY_BYTES",
+            "most memory of a program in a step, bytes",
+            "no limit",
+            services=BUILDERS,
+        ),
+    ),
+    "Network": (
+        Variable(
+            "HF_ENDPOINT", "another model hub", "huggingface.co", kind="address", services=BUILDERS
+        ),
+        Variable("HF_TOKEN", "token for gated repositories", "", secret=True, services=BUILDERS),
+        Variable(
+            "HTTPS_PROXY", "proxy for https addresses", "", kind="proxy", services=NETWORK_USERS
+        ),
+        Variable(
+            "HTTP_PROXY", "proxy for http addresses", "", kind="proxy", services=NETWORK_USERS
+        ),
+        Variable("ALL_PROXY", "proxy for both", "", kind="proxy", services=NETWORK_USERS),
+        Variable(
+            "NO_PROXY",
+            "hosts that are asked directly, with commas",
+            "",
+            services=NETWORK_USERS,
+        ),
+        Variable(
+            "SSL_CERT_FILE",
+            "file with the certificates to trust instead of the system's",
+            "",
+            kind="file",
+            services=NETWORK_USERS,
+        ),
     ),
     "Binary caches in buckets": (
-        Variable("AWS_ACCESS_KEY_ID", "who asks", "the machine's role", remembered=False),
-        Variable("AWS_SECRET_ACCESS_KEY", "the secret of that", "", remembered=False),
-        Variable("AWS_SESSION_TOKEN", "of credentials for a time", "", remembered=False),
-        Variable("AWS_SKIP_SIGNATURE", "true = public buckets", "false", remembered=False),
-        Variable("AWS_REGION", "where the bucket is", "us-east-1", remembered=False),
-        Variable("AWS_DEFAULT_REGION", "the same", "", remembered=False),
-        Variable("AWS_ENDPOINT_URL_S3", "an S3 service of one's own", "Amazon's", remembered=False),
-        Variable("AWS_ENDPOINT_URL", "the same, for all services", "", remembered=False),
-        Variable("AWS_ENDPOINT", "the same", "", remembered=False),
+        Variable("AWS_ACCESS_KEY_ID", "who asks", "the machine's role", services=BUILDERS),
+        Variable("AWS_SECRET_ACCESS_KEY", "the secret of that", "", secret=True, services=BUILDERS),
+        Variable(
+            "AWS_SESSION_TOKEN", "of credentials for a time", "", secret=True, services=BUILDERS
+        ),
+        Variable("AWS_SKIP_SIGNATURE", "true = public buckets", "false", services=BUILDERS),
+        Variable("AWS_REGION", "where the bucket is", "us-east-1", services=BUILDERS),
+        Variable("AWS_DEFAULT_REGION", "the same", "", services=BUILDERS),
+        Variable(
+            "AWS_ENDPOINT_URL_S3",
+            "an S3 service of one's own",
+            "Amazon's",
+            kind="address",
+            services=BUILDERS,
+        ),
+        Variable(
+            "AWS_ENDPOINT_URL",
+            "the same, for all services",
+            "",
+            kind="address",
+            services=BUILDERS,
+        ),
+        Variable("AWS_ENDPOINT", "the same", "", kind="address", services=BUILDERS),
         Variable(
             "AWS_CA_BUNDLE",
             "file with certificates to trust besides the system's",
             "",
-            remembered=False,
+            kind="file",
+            services=BUILDERS,
         ),
     ),
     "Secrets": (
@@ -213,6 +308,6 @@ BY_FILE = (
 VARIABLES: dict[str, Variable] = {
     variable.name: variable for section in SECTIONS.values() for variable in section
 }
-REMEMBERED: dict[str, str] = {
-    name: variable.meaning for name, variable in VARIABLES.items() if variable.remembered
+REMEMBERED: dict[str, Variable] = {
+    name: variable for name, variable in VARIABLES.items() if variable.remembered
 }
