@@ -84,7 +84,11 @@ def try_out(which: WhichTemplate, *, generation: Number = None, as_json: JsonFla
             [
                 [
                     row.conversation,
-                    "[green]ok[/]" if row.ok else "[red]fails[/]",
+                    "[yellow]ignored[/]"
+                    if row.ignored
+                    else "[green]ok[/]"
+                    if row.ok
+                    else "[red]fails[/]",
                     escape(row.message),
                     f"[yellow]{escape(row.difference)}[/]" if row.difference else "",
                 ]

@@ -22,7 +22,12 @@ from typing import Any, Literal
 import httpx2
 
 from mmadmin.core.callbacks import Report, silent
-from mmadmin.core.chat_templates.patches import conversations, problem_of
+from mmadmin.core.chat_templates.patches import (
+    IGNORES_TOOLS,
+    conversations,
+    ignores_tools,
+    problem_of,
+)
 from mmadmin.core.engines.probes import (
     ALWAYS_REQUIRED,
     GENERATING,
@@ -136,7 +141,7 @@ def run_probes(
             check()
             row = _ask(session, name)
             rows.append(row)
-            if row.state == "failed":
+            if row.state == "failed" or row.message == IGNORES_TOOLS:
                 on_progress(f"{name}: {row.message}")
     session.measured["load_ms"] = ready.ready_after_ms
     return ProbeReport(tuple(rows), session.measured, ready.as_json())
@@ -203,7 +208,7 @@ def ask_rest(
             else:
                 row = _ask(session, name)
             rows[name] = asdict(row)
-            if row.state == "failed":
+            if row.state == "failed" or row.message == IGNORES_TOOLS:
                 on_progress(f"{name}: {row.message}")
     return {**report, "rows": [rows[name] for name in PROBE_ROWS if name in rows]}
 
@@ -321,6 +326,10 @@ def _template(session: _Session, row: str) -> str:
     prompt = rendering.read(session.post(rendering.path, body, TEMPLATE_S))
     if problem := problem_of(row, prompt):
         raise _Fail(problem)
+    if ignores_tools(row, prompt):
+        if f"{TEMPLATE_PREFIX}{row}" in session.required:
+            raise _Fail(IGNORES_TOOLS)
+        raise _Skip(IGNORES_TOOLS)
     return f"{len(prompt)} characters"
 
 

@@ -18,7 +18,14 @@ import httpx2
 from mmadmin.core import catalog
 from mmadmin.core.build.recipe import Json
 from mmadmin.core.callbacks import silent
-from mmadmin.core.chat_templates.patches import Renders, conversations, problem_of, render_matrix
+from mmadmin.core.chat_templates.patches import (
+    IGNORES_TOOLS,
+    Renders,
+    conversations,
+    ignores_tools,
+    problem_of,
+    render_matrix,
+)
 from mmadmin.core.chat_templates.render import BOS
 from mmadmin.core.engines.protocol import LaunchSpec, System
 from mmadmin.core.engines.questions import UNREADABLE
@@ -155,6 +162,8 @@ class MatrixRow:
     """What is wrong, or how long the prompt is."""
     text: str
     """The prompt, the engine's where there is one; empty when it failed."""
+    ignored: bool = False
+    """True where the prompt lacks the tools that the conversation has."""
     difference: str = ""
     """The first line that differs; empty = none, or nothing to compare with."""
 
@@ -178,8 +187,9 @@ def _row(
         )
     text = str(decisive["output"])
     problem = problem_of(name, text)
-    message = problem or f"{len(text)} characters"
-    return MatrixRow(name, ok=not problem, message=message, text=text, difference=difference)
+    ignored = not problem and ignores_tools(name, text)
+    message = problem or (IGNORES_TOOLS if ignored else f"{len(text)} characters")
+    return MatrixRow(name, not problem, message, text, ignored=ignored, difference=difference)
 
 
 def _difference(child: Mapping[str, Json], engine: Mapping[str, Json], bos: str) -> str:

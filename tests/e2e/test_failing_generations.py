@@ -51,7 +51,7 @@ STUB_FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "never gets healthy": ({"load_until": NOWHERE}, "it is not ready in time: loading the model"),
     "answers health but hangs": ({"hang": True}, "a tiny completion did not come back"),
     "answers with the wrong alias": ({"serve_alias": "another"}, "it serves another, not"),
-    "fails on tools": ({"broken_tools": True}, "template.tools: "),
+    "fails on turns": ({"broken_turns": True}, "template.turns: "),
 }
 """What the stub does, and what the failure must say."""
 NO_TOOLS = "this model knows no tools"
@@ -150,7 +150,7 @@ def spec_file(
     for old, new in changes:
         assert old in text
         text = text.replace(old, new)
-    text += f'\n{more}\n[activation]\nmode = "{mode}"\nrequired_probes = ["template.tools"]\n'
+    text += f'\n{more}\n[activation]\nmode = "{mode}"\nrequired_probes = ["template.turns"]\n'
     path = folder / f"{name}.toml"
     path.write_text(f"{text}{activation}\n", encoding="utf-8")
     return path

@@ -100,7 +100,10 @@ class Handler(BaseHTTPRequestHandler):
             return self.answer(500, {"error": {"code": 500, "message": message}})
         if body.get("tools") and self.plan.get("broken_tools"):
             return self.answer(200, {"prompt": "{{- tools }} " + json.dumps(body["messages"])})
-        return self.answer(200, {"prompt": json.dumps(body["messages"])})
+        if len(body["messages"]) > 1 and self.plan.get("broken_turns"):
+            return self.answer(200, {"prompt": "{%- for %} " + json.dumps(body["messages"])})
+        tools = [] if self.plan.get("ignores_tools") else body.get("tools", [])
+        return self.answer(200, {"prompt": json.dumps([*tools, *body["messages"]])})
 
     def message(self, body: dict) -> dict:
         """A tool call where tools are given, else an answer with its reasoning."""

@@ -80,6 +80,18 @@ def test_a_good_engine_passes_every_row(engine):
     assert data["process"]["pid"] == 1
 
 
+def test_a_template_that_ignores_tools_is_said_and_refused_where_they_are_required(engine):
+    """Its prompt lacks them: no client would get a tool call, whatever it asks for."""
+    reported: list[str] = []
+    made = engine(ignores_tools=True)
+    free = run_probes(made, SECRET, READY, on_progress=reported.append)
+    assert states(free)["template.tools"] == "skipped"
+    assert "ignores the tools" in message(free, "template.tools")
+    assert any(line.startswith("template.tools: ") for line in reported)
+    bound = run_probes(made, SECRET, READY, required=["template.tools"])
+    assert states(bound)["template.tools"] == "failed"
+
+
 def test_the_template_rows_are_the_matrix():
     """What a patch is shown by is what an engine is asked."""
     rows = {name.removeprefix("template.") for name in PROBE_ROWS if name.startswith("template.")}

@@ -190,6 +190,27 @@ def test_what_is_not_there_is_refused_with_what_is(sources, text, kind, words):
         resolve(spec(f'source = "hub"\nrepo = "team/model"\n{text}'), sources=sources)
 
 
+@pytest.mark.parametrize("name", ["SMOL.GGUF", "Smol.Gguf", f"sha256-{'a' * 64}", "link.bin"])
+def test_a_local_model_may_have_any_name(name, tmp_path, sources):
+    """As a store of digests or another system names it: the header decides what it is."""
+    (tmp_path / "real.gguf").write_bytes(b"GGUF")
+    if name == "link.bin":
+        (tmp_path / name).symlink_to(tmp_path / "real.gguf")
+    else:
+        (tmp_path / name).write_bytes(b"GGUF")
+    lock = resolve(spec(f'source = "path"\npath = "{tmp_path}/{name}"'), sources=sources)
+    assert (lock.one("model").path, lock.one("model").size) == (name, 4)
+
+
+def test_a_hub_file_may_end_in_capitals(hub, sources):
+    """`.GGUF` is listed as a model, and taken when it is named."""
+    hub.repo("team/capitals").commit({"X-Q4_1.GGUF": b"GGUF"})
+    lock = resolve(
+        spec('source = "hub"\nrepo = "team/capitals"\nfiles = ["X-Q4_1.GGUF"]'), sources=sources
+    )
+    assert lock.one("model").path == "X-Q4_1.GGUF"
+
+
 def test_another_template_upstream_stops_before_the_download(hub, sources, tmp_path):
     """A newer model with another template under patches: said from its header alone."""
     (model,) = make_model(tmp_path / "m-Q8_0.gguf", template="{{ old }}")

@@ -58,6 +58,17 @@ def test_every_conversation_is_rendered_in_a_child():
     assert not any(row.ok for row in matrix(renders["broken"]))
 
 
+def test_a_template_without_tools_is_marked():
+    """It renders every conversation and tells no model about the tools."""
+    with_tools = "{% if tools %}{{ tools | tojson }}{% endif %}" + GOOD
+    renders = render_in_child({"without": GOOD, "with": with_tools})
+    for name, ignored in (("without", True), ("with", False)):
+        rows = {row.conversation: row for row in matrix(renders[name])}
+        assert rows["tools"].ok
+        assert rows["tools"].ignored is ignored
+        assert not rows["plain"].ignored
+
+
 def test_a_template_that_reaches_out_or_for_everything_is_a_row_in_words():
     """Templates come from strangers: no attribute tricks, no gigabytes, no endless calls."""
     hostile = {

@@ -20,6 +20,9 @@ from mmadmin.core.errors import InvalidDerivation, InvalidModel, StepFailed
 LIMITS = ChildLimits(time_s=30, memory_bytes=1 << 30, output_bytes=32 << 20)
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 HUNK = re.compile(r"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@.*")
+TOOL = "multiply"
+"""The tool of the conversations that have one."""
+IGNORES_TOOLS = "the template ignores the tools: clients that send some get no tool call"
 USER_TEXT = "What is 17 * 23?"
 
 
@@ -127,12 +130,36 @@ def _unified_diff(template: str, patch: Table, where: str) -> str:
     return apply_diff(template, text(patch, "diff", where), where)
 
 
+def _in_any_line_ends(
+    apply: Callable[[str, Table, str], str],
+) -> Callable[[str, Table, str], str]:
+    """A patch that also fits a template with the line ends of Windows, which it keeps.
+
+    A deployment file holds its texts with plain line ends, whatever the template has.
+    """
+
+    def fit(template: str, patch: Table, where: str) -> str:
+        try:
+            return apply(template, patch, where)
+        except PatchFails:
+            if "\r\n" not in template or "\n" in template.replace("\r\n", ""):
+                raise
+            plain = {
+                key: value.replace("\r\n", "\n") if isinstance(value, str) else value
+                for key, value in patch.items()
+            }
+            patched = apply(template.replace("\r\n", "\n"), plain, where)
+            return patched.replace("\n", "\r\n")
+
+    return fit
+
+
 PATCHES: Mapping[str, Callable[[str, Table, str], str]] = {
     "set-default": _prelude(_set_default),
     "coerce-unknown": _prelude(_coerce_unknown),
     "reasoning-effort-lenient": _prelude(_lenient_effort),
-    "replace": _replace,
-    "unified-diff": _unified_diff,
+    "replace": _in_any_line_ends(_replace),
+    "unified-diff": _in_any_line_ends(_unified_diff),
 }
 PRELUDES: Mapping[str, Callable[[Table, str], str]] = {
     "set-default": _set_default,
@@ -208,7 +235,7 @@ def _bad_diff(where: str, what: str) -> NoReturn:
 def _hunks(diff: str, where: str) -> list[Hunk]:
     hunks: list[Hunk] = []
     left_old = left_new = 0
-    for line in diff.splitlines():
+    for line in diff.removesuffix("\n").split("\n"):  # a template may hold other breaks
         if left_old > 0 or left_new > 0:
             mark = line[:1] or " "
             if mark not in " +-":
@@ -253,7 +280,7 @@ def _call(identifier: str = "call00001") -> dict[str, Json]:
     return {
         "id": identifier,
         "type": "function",
-        "function": {"name": "multiply", "arguments": arguments},
+        "function": {"name": TOOL, "arguments": arguments},
     }
 
 
@@ -265,7 +292,7 @@ def _tools() -> list[Json]:
         "required": ["a", "b"],
     }
     function: dict[str, Json] = {
-        "name": "multiply",
+        "name": TOOL,
         "description": "Multiply two numbers",
         "parameters": parameters,
     }
@@ -283,7 +310,7 @@ def conversations() -> dict[str, dict[str, Json]]:
     result: dict[str, Json] = {
         "role": "tool",
         "tool_call_id": "call00001",
-        "name": "multiply",
+        "name": TOOL,
         "content": "391",
     }
     thought: dict[str, Json] = {
@@ -329,6 +356,11 @@ def problem_of(row: str, output: str) -> str:
     if "\\n" in output and row == "plain":
         return "it holds a literal backslash-n"
     return ""
+
+
+def ignores_tools(row: str, output: str) -> bool:
+    """True for a rendering of a conversation with tools that does not name them."""
+    return "tools" in conversations()[row] and TOOL not in output
 
 
 Renders = Mapping[str, Mapping[str, Json]]
@@ -379,7 +411,13 @@ def compare(before: Renders, after: Renders, *, required: Sequence[str] = REQUIR
     rows: list[Json] = []
     for row in before:
         old, new = _outcome(row, before[row]), _outcome(row, after[row])
-        if not new["ok"] and (row in required or old["ok"]):
+        if not new["ok"] and not old["ok"] and row in required:
+            raise PatchFails(
+                f"the template itself fails for the conversation {row}: {old['text']}",
+                remedy="take another template, or add a patch that corrects it",
+                row=row,
+            )
+        if not new["ok"] and old["ok"]:
             raise PatchFails(
                 f"the patched template fails for the conversation {row}: {new['text']}",
                 remedy="correct the patch",

@@ -4,7 +4,8 @@
 `{"templates": {name: text}, "rows": {row: variables}}`, the answer
 `{"renders": {name: {row: {"output"} | {"error"}}}}`. The environment is the one that chat templates
 are written for: blocks trimmed, `raise_exception`, `strftime_now` (at a fixed moment), loop
-controls, and the `tojson` of transformers, which by default neither sorts nor escapes.
+controls, `{% generation %}`, and the `tojson` of transformers, which by default neither sorts nor
+escapes.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-from jinja2.ext import loopcontrols
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from mmadmin.core.build.recipe import Json
@@ -56,10 +59,21 @@ def _tojson(
     )
 
 
+class Generation(Extension):
+    """`{% generation %}`, which marks what an assistant wrote for training: it prints its body."""
+
+    tags = {"generation"}  # noqa: RUF012 (as jinja2 declares it)
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        """The statements up to the end tag."""
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
 def environment() -> ImmutableSandboxedEnvironment:
     """The environment that chat templates expect."""
     made = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, Generation]
     )
     made.globals["raise_exception"] = _raise_exception
     made.globals["strftime_now"] = _strftime_now

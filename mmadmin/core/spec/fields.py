@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Literal, NoReturn
@@ -38,6 +39,8 @@ keys, `tables` a list of tables, whose own fields are checked elsewhere."""
 _LARGEST = 2**53
 _PLACES = 20
 """Most digits after the point: `1e-999999999` written out would be a gigabyte of zeros."""
+_LISTED = 60
+"""Most names that a message lists."""
 _SHOWN = 80
 """Most characters of a value that a message repeats."""
 
@@ -104,22 +107,61 @@ def refuse(field: str, message: str, *, remedy: str) -> NoReturn:
     raise InvalidSpec(f"{field}: {message}", remedy=remedy, field=field)
 
 
+class Refusals:
+    """What is wrong with a file: gathered, so that one look shows all of it."""
+
+    def __init__(self) -> None:
+        self.found: list[InvalidSpec] = []
+        self.incomplete = False
+        """True when a known field has no value: what builds on the tables cannot be checked."""
+
+    @contextmanager
+    def gathering(self, *, incomplete: bool = False) -> Iterator[None]:
+        """Keep what the block refuses; `incomplete`: its value is then missing."""
+        try:
+            yield
+        except InvalidSpec as error:
+            self.incomplete |= incomplete
+            parts = error.details.get("problems") or [error.as_json()]
+            self.found += [
+                InvalidSpec(part["message"], remedy=part["remedy"], **part["details"])
+                for part in parts
+            ]
+
+    def raise_found(self) -> None:
+        """Raise the only problem as it is, several as one with `details["problems"]`."""
+        if len(self.found) == 1:
+            raise self.found[0]
+        if self.found:
+            raise InvalidSpec(
+                "; ".join(map(str, self.found)),
+                remedy=f"correct these {len(self.found)} fields",
+                field=self.found[0].details.get("field", ""),
+                problems=[error.as_json() for error in self.found],
+            )
+
+
 def suggestion(word: str, known: Iterable[str]) -> str:
-    """`did you mean "x"?`, or the list of what is known."""
+    """`did you mean "x"?`, or the list of what is known, or what is nearest in a long one."""
     names = sorted(known)
     near = difflib.get_close_matches(word, names, n=1, cutoff=0.6)
     if near:
         return f'did you mean "{near[0]}"?'
+    if len(names) > _LISTED:
+        near = sorted(difflib.get_close_matches(word, names, n=5, cutoff=0))
+        return f"{len(names)} are known here; the nearest: {', '.join(near)}"
     return f"known here: {', '.join(names)}" if names else "remove it"
 
 
 def refuse_unknown(table: Mapping[str, Any], known: Iterable[str], where: str) -> None:
-    """Refuse the first key of `table` that is not known."""
-    names = set(known)
+    """Refuse the keys of `table` that are not known."""
+    names, refusals = set(known), Refusals()
     for key in table:
         if key not in names:
             dotted = f"{where}.{key}" if where else key
-            refuse(dotted, "this field is unknown", remedy=suggestion(key, names))
+            with refusals.gathering():
+                refuse(dotted, "this field is unknown", remedy=suggestion(key, names))
+    refusals.raise_found()
 
 
 def decimal_text(value: Decimal | int) -> str:
@@ -136,45 +178,54 @@ def read_table(
     where: str,
     *,
     selector: str = "",
+    refusals: Refusals | None = None,
 ) -> dict[str, Json]:
     """Check a TOML table; the values that it sets, in the order of `fields`.
 
     `selector` names the key whose value decides (by `only_for`) which other keys make sense.
+    What is wrong goes into `refusals` where there are some, else it is raised, all together.
     """
+    found = refusals or Refusals()
     if not isinstance(table, Mapping):
         refuse(where, "this must be a table", remedy=f"write [{where}]")
     by_name = {f.name: f for f in fields}
-    refuse_unknown(table, by_name, where)
+    with found.gathering():
+        refuse_unknown(table, by_name, where)
     values: dict[str, Json] = {}
     for field in fields:
         dotted = f"{where}.{field.name}" if where else field.name
-        if field.name in table:
-            values[field.name] = _value(field, table[field.name], dotted)
-        elif field.required and not field.only_for:
-            refuse(dotted, "this field is missing", remedy=_how(field))
-    if selector:
-        _check_selection(by_name, values, where, selector)
+        with found.gathering(incomplete=True):
+            if field.name in table:
+                values[field.name] = _value(field, table[field.name], dotted)
+            elif field.required and not field.only_for:
+                refuse(dotted, "this field is missing", remedy=_how(field))
+    if selector and (selector in values or selector not in table):
+        refused = {name for name in by_name if name in table and name not in values}
+        for field in fields:
+            with found.gathering(incomplete=True):
+                if field.only_for and field.name not in refused:
+                    _check_selection(field, values, where, (selector, by_name[selector].default))
+    if refusals is None:
+        found.raise_found()
     return values
 
 
 def _check_selection(
-    by_name: Mapping[str, Field], values: Mapping[str, Json], where: str, selector: str
+    field: Field, values: Mapping[str, Json], where: str, selector: tuple[str, Json]
 ) -> None:
-    """Refuse keys that the selected kind does not have, and miss those that it needs."""
-    chosen = values.get(selector, by_name[selector].default)
-    for field in by_name.values():
-        if not field.only_for:
-            continue
-        dotted = f"{where}.{field.name}"
-        if field.name in values and chosen not in field.only_for:
-            wanted = " or ".join(f'"{w}"' for w in field.only_for)
-            refuse(
-                dotted,
-                f'this makes no sense with {selector} = "{chosen}"',
-                remedy=f"remove it, or set {where}.{selector} to {wanted}",
-            )
-        if field.required and chosen in field.only_for and not values.get(field.name):
-            refuse(dotted, f'{selector} = "{chosen}" needs it', remedy=_how(field))
+    """Refuse a key that the selected kind does not have, and miss one that it needs."""
+    name, default = selector
+    chosen = values.get(name, default)
+    dotted = f"{where}.{field.name}"
+    if field.name in values and chosen not in field.only_for:
+        wanted = " or ".join(f'"{w}"' for w in field.only_for)
+        refuse(
+            dotted,
+            f'this makes no sense with {name} = "{chosen}"',
+            remedy=f"remove it, or set {where}.{name} to {wanted}",
+        )
+    if field.required and chosen in field.only_for and not values.get(field.name):
+        refuse(dotted, f'{name} = "{chosen}" needs it', remedy=_how(field))
 
 
 def _how(field: Field) -> str:

@@ -21,7 +21,15 @@ from mmadmin.core.chat_templates.patches import check_patches
 from mmadmin.core.engines.protocol import Engine, Options
 from mmadmin.core.errors import InvalidDerivation, InvalidInput, InvalidSpec
 from mmadmin.core.fit.rules import check_overruled
-from mmadmin.core.spec.fields import Field, read_table, refuse, refuse_unknown, suggestion, tuples
+from mmadmin.core.spec.fields import (
+    Field,
+    Refusals,
+    read_table,
+    refuse,
+    refuse_unknown,
+    suggestion,
+    tuples,
+)
 from mmadmin.core.spec.tables import (
     PATCH_FIELDS,
     PATCH_KIND,
@@ -134,21 +142,32 @@ def spec_from_document(document: Mapping[str, Any]) -> Spec:
     engine = _engine(_kind_of(document))
     sections = sections_of(engine)
     scalars = {k: v for k, v in document.items() if k not in sections}
-    refuse_unknown(scalars, [*(f.name for f in TOP_FIELDS), *filter(None, sections)], "")
-    top = read_table(TOP_FIELDS, scalars, "")
+    refusals = Refusals()
+    known = [f.name for f in TOP_FIELDS]
+    with refusals.gathering():
+        refuse_unknown(scalars, [*known, *filter(None, sections)], "")
+    scalars = {name: scalars[name] for name in known if name in scalars}
+    top = read_table(TOP_FIELDS, scalars, "", refusals=refusals)
     tables = {"": top}
-    for section, remedy in REQUIRED.items():
-        if section not in document:
-            refuse(section, "this table is missing", remedy=remedy)
     for section, fields in sections.items():
-        if section:
-            selector = "source" if any(f.name == "source" for f in fields) else ""
-            table = document.get(section, {})
-            tables[section] = read_table(fields, table, section, selector=selector)
-    template = _template(tables["template"])
-    if template.patches:
-        tables["template"]["patches"] = [dict(patch) for patch in template.patches]
-    read = engine.read(tables, own_template=template.is_own)
+        if not section:
+            continue
+        selector = "source" if any(f.name == "source" for f in fields) else ""
+        table = document.get(section, {})
+        with refusals.gathering(incomplete=True):
+            if section in REQUIRED and section not in document:
+                refuse(section, "this table is missing", remedy=REQUIRED[section])
+            tables[section] = read_table(
+                fields, table, section, selector=selector, refusals=refusals
+            )
+    if refusals.incomplete:
+        refusals.raise_found()
+    with refusals.gathering():
+        template = _template(tables["template"])
+        if template.patches:
+            tables["template"]["patches"] = [dict(patch) for patch in template.patches]
+        read = engine.read(tables, own_template=template.is_own)
+    refusals.raise_found()
     spec = Spec(
         name=str(top["name"]),
         public_name=str(top.get("public_name") or top["name"]),

@@ -119,6 +119,23 @@ def test_a_unified_diff_applies_exactly_or_not_at_all() -> None:
         apply_patches("zero\none\ntwo\nthree\nfour\nfive\n", patch)
 
 
+def test_patches_fit_a_template_with_line_ends_of_windows() -> None:
+    """A deployment file's texts have plain line ends; the template keeps its own."""
+    template = "one\r\ntwo\r\nthree\r\nfour\r\nfive\r\nsix\r\n"
+    by_diff = apply_patches(template, [{"kind": "unified-diff", "diff": DIFF}])
+    assert by_diff == "one\r\n2\r\nthree\r\nfour\r\n5\r\n5b\r\nsix\r\n"
+    replaced: list[Json] = [{"kind": "replace", "old": "two\nthree", "new": "2\n3"}]
+    assert apply_patches(template, replaced).startswith("one\r\n2\r\n3\r\nfour")
+
+
+@pytest.mark.parametrize("inside", ["\u2028", "\x85", "\f", "\v", "\x1c"])
+def test_a_diff_may_hold_characters_that_break_lines_elsewhere(inside: str) -> None:
+    """Only line feeds end the lines of a diff."""
+    diff = f"@@ -1,2 +1,2 @@\n a{inside}b\n-two\n+2\n"
+    patched = apply_patches(f"a{inside}b\ntwo\n", [{"kind": "unified-diff", "diff": diff}])
+    assert patched == f"a{inside}b\n2\n"
+
+
 @pytest.mark.parametrize(
     ("patches", "words"),
     [
@@ -179,6 +196,23 @@ def test_a_row_that_worked_before_must_work_after() -> None:
     broken = STRICT + "{% if tools is defined %}{{ raise_exception('no tools') }}{% endif %}"
     with pytest.raises(PatchFails, match="conversation tools: refused by the template: no tools"):
         report(STRICT, broken)
+
+
+def test_the_templates_own_fault_is_not_the_patchs() -> None:
+    """A template that failed before its patch too is named as the cause."""
+    broken = "{% if %}"
+    with pytest.raises(PatchFails, match="the template itself fails") as caught:
+        report(broken, broken)
+    assert "correct the patch" not in caught.value.remedy
+
+
+def test_generation_marks_are_inert() -> None:
+    """Templates for training mark what the assistant wrote; the marks print nothing."""
+    template = (
+        "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}"
+    )
+    plain = conversations()["plain"]
+    assert render(template, {"plain": plain}) == {"plain": {"output": USER_TEXT}}
 
 
 def test_templates_get_what_they_are_written_for() -> None:

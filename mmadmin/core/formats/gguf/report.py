@@ -15,8 +15,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from mmadmin.core.build.recipe import Json
-from mmadmin.core.errors import InvalidModel, MmError
-from mmadmin.core.formats.gguf.header import GgufArray, GgufHeader, Value, read_header
+from mmadmin.core.errors import MmError
+from mmadmin.core.formats.gguf.header import (
+    GgufArray,
+    GgufHeader,
+    Value,
+    check_is_model,
+    read_header,
+)
 from mmadmin.core.formats.gguf.shards import Shard, check_set
 
 TEMPLATE = "tokenizer.chat_template"
@@ -47,15 +53,10 @@ def read_model(files: Sequence[Path]) -> list[GgufHeader]:
     return [shard.header for shard in shards]
 
 
-def report(headers: Sequence[GgufHeader]) -> dict[str, Json]:
+def report(headers: Sequence[GgufHeader], name: str) -> dict[str, Json]:
     """The report of a model, from the headers of all its files. Raises `InvalidModel`."""
     first = headers[0]
-    architecture = first.string("general.architecture")
-    if not architecture:
-        raise InvalidModel(
-            "the file names no architecture (general.architecture)",
-            remedy="this is no model that an engine could load",
-        )
+    architecture = check_is_model(first.metadata, name)
     arrays = {k: v for k, v in first.metadata.items() if isinstance(v, GgufArray)}
     template = first.string(TEMPLATE)
     tokens = arrays.get("tokenizer.ggml.tokens")
@@ -119,7 +120,7 @@ def answer(request: Mapping[str, Json]) -> dict[str, Json]:
         if not isinstance(files, list):
             raise TypeError("files")  # noqa: TRY301
         headers = read_model([Path(str(file)) for file in files])
-        found: dict[str, Json] = {"report": report(headers)}
+        found: dict[str, Json] = {"report": report(headers, Path(str(files[0])).name)}
         if request.get("template"):
             found["template"] = headers[0].string(TEMPLATE)
     except MmError as error:

@@ -6,7 +6,8 @@ selector to exactly one complete set, or raises an error that lists the candidat
 
 - a selector matches whole tokens only, whatever their case: `Q4_K` is not `Q4_K_M`;
 - a variant prefix is part of the quant: `UD-Q4_K_XL` is not `Q4_K_XL`, `I-Q8_0` is not `Q8_0`;
-- projectors, draft heads and importance matrices are never taken for the model;
+- projectors, draft heads and importance matrices are not taken for the model by a quant, as long as
+  the repository has a model; a file that is named is taken, and its header decides what it is;
 - a shard set with a missing number is never selected.
 """
 
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from mmadmin.core.errors import InvalidModel, InvalidSpec, NotFound
@@ -22,6 +23,7 @@ from mmadmin.core.formats.protocol import RepoFile
 
 SetKind = Literal["model", "mmproj", "draft", "imatrix", "vocab", "adapter"]
 
+SUFFIX = ".gguf"
 SHARD_SUFFIX = re.compile(r"-(\d{5})-of-(\d{5})$")
 """llama.cpp's `llama_split_path`: five digits, one-based."""
 QUANT = re.compile(
@@ -96,13 +98,14 @@ def group(files: Iterable[RepoFile]) -> tuple[GgufSet, ...]:
     """The GGUF sets of a listing, sorted by kind (models first), size and name.
 
     Files that are no GGUF are left out. A name like `best-of-breed.gguf`, and one whose shard
-    number is 0 or above the count, is a file of its own.
+    number is 0 or above the count, is a file of its own. Where no name is a model's, the words in
+    the names are not believed: `m-lora-merged-Q4_1.gguf` may be all that a repository offers.
     """
     sets: dict[tuple[str, int], dict[int, RepoFile]] = {}
     for file in files:
-        if not file.path.lower().endswith(".gguf"):
+        if not file.path.lower().endswith(SUFFIX):
             continue
-        stem = file.path[: -len(".gguf")]
+        stem = file.path[: -len(SUFFIX)]
         number, count = 1, 0
         if match := SHARD_SUFFIX.search(stem):
             index, total = int(match[1]), int(match[2])
@@ -110,6 +113,8 @@ def group(files: Iterable[RepoFile]) -> tuple[GgufSet, ...]:
                 stem, number, count = stem[: match.start()], index, total
         sets.setdefault((stem, count), {})[number] = file
     found = [_set(stem, count, shards) for (stem, count), shards in sets.items()]
+    if not any(one.kind == "model" for one in found):
+        found = [replace(one, kind="model") if _may_be_model(one) else one for one in found]
     return tuple(sorted(found, key=lambda s: (s.kind != "model", s.kind, s.size_bytes, s.name)))
 
 
@@ -121,8 +126,9 @@ def select(files: Iterable[RepoFile], selector: str | None, *, kind: SetKind = "
     Raises `NotFound` for no match, `InvalidSpec` for several, both with `details["candidates"]`;
     `InvalidModel` when shards are missing.
     """
-    candidates = [s for s in group(files) if s.kind == kind]
     wanted = (selector or "").strip()
+    sets = group(files)
+    candidates = [s for s in sets if s.kind == kind or _is_file_of(wanted, s)]
     matches = [s for s in candidates if not wanted or _means(wanted, s)]
     named = [f"{s.label} ({s.name}, {s.size_bytes:,} bytes)" for s in candidates]
     details = {"field": "model.quant", "candidates": [s.label for s in candidates]}
@@ -181,7 +187,7 @@ def _kind(stem: str) -> SetKind:
     first = lower[0] if lower else ""
     if any(word.startswith("mmproj") for word in lower):
         return "mmproj"
-    if "imatrix" in lower:
+    if "imatrix" in lower and not _quant(stem):  # a matrix itself has no quant
         return "imatrix"
     # "Model-MTP-Q8_0" is a whole model that kept its head; "model-mtp-Q8_0" is the head alone.
     if first in DRAFT_WORDS or any(word in DRAFT_WORDS for word in words):
@@ -204,8 +210,8 @@ def _quant(stem: str) -> str | None:
 
 
 def _means(selector: str, candidate: GgufSet) -> bool:
-    if selector.lower().endswith(".gguf"):
-        return any(selector in (f.path, f.path.rpartition("/")[2]) for f in candidate.files)
+    if selector.lower().endswith(SUFFIX):
+        return _is_file_of(selector, candidate)
     folder, _, name = candidate.name.rpartition("/")
     if selector in (candidate.name, f"{folder}/"):
         return True
@@ -217,6 +223,20 @@ def _means(selector: str, candidate: GgufSet) -> bool:
     if quant_wanted and any(is_quant(token) for token in tokens_of(name)):
         return False
     return any(_run(wanted, tokens_of(component)) for component in folder.split("/"))
+
+
+def _is_file_of(selector: str, candidate: GgufSet) -> bool:
+    return any(selector in (f.path, f.path.rpartition("/")[2]) for f in candidate.files)
+
+
+def _may_be_model(one: GgufSet) -> bool:
+    """True for a set that only a word in its name calls something else."""
+    doubted = one.kind in ("draft", "adapter", "mmproj")
+    return doubted and one.quant is not None and not _file_name(one).lower().startswith("mmproj")
+
+
+def _file_name(one: GgufSet) -> str:
+    return one.name.rpartition("/")[2]
 
 
 def _run(wanted: Sequence[str], tokens: Sequence[str]) -> bool:

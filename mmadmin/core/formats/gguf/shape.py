@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from mmadmin.core.errors import InvalidModel
-from mmadmin.core.formats.gguf.header import GgufArray, GgufHeader, Value
+from mmadmin.core.formats.gguf.header import GgufArray, GgufHeader, Value, check_is_model
 
 
 class TensorRow(Protocol):
@@ -186,7 +186,7 @@ def shape_of(metadata: Mapping[str, Value], tables: Sequence[Sequence[TensorRow]
     Raises `InvalidModel` when the header lacks what every model must say.
     """
     read = _Reader(metadata)
-    arch = read.text("general.architecture")
+    arch = check_is_model(metadata, "the file")
     weights = tuple(
         Weight(row.name, tuple(row.shape), row.type, row.offset, row.size, file)
         for file, table in enumerate(tables)
@@ -244,12 +244,6 @@ def shape_of(metadata: Mapping[str, Value], tables: Sequence[Sequence[TensorRow]
 @dataclass(frozen=True, slots=True)
 class _Reader:
     metadata: Mapping[str, Value]
-
-    def text(self, key: str) -> str:
-        value = self.metadata.get(key)
-        if not isinstance(value, str) or not value:
-            raise InvalidModel(f"the model's header has no {key}", remedy="take another file")
-        return value
 
     def number(self, key: str, default: int | None = None) -> int:
         value = self.metadata.get(key)

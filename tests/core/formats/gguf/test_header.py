@@ -156,6 +156,23 @@ def test_hostile_files_are_refused(case: str, tmp_path: Path) -> None:
         read_header(path)
 
 
+def test_a_newer_tensor_type_is_not_called_damage() -> None:
+    """A file for a newer engine may be sound: it is refused for its type, not as invalid."""
+    tensor = text("t") + struct.pack("<IQQIQ", 2, 256, 4, 142, 0)
+    data = gguf(tensors=1, body=ARCH + tensor + bytes(2048))
+    with pytest.raises(InvalidModel, match=r"x holds the tensor t in the type 142") as caught:
+        read_stream(io.BytesIO(data), len(data), "x")
+    assert "not a valid" not in caught.value.message
+
+
+def test_two_bit_blocks_are_read() -> None:
+    """Q2_0, which the pinned engine makes and loads: 64 elements in 18 bytes."""
+    tensor = text("t") + struct.pack("<IQQIQ", 2, 128, 4, 42, 0)
+    data = gguf(tensors=1, body=ARCH + tensor + bytes(512))
+    (found,) = read_stream(io.BytesIO(data), len(data), "x").tensors
+    assert (found.type, found.size) == ("Q2_0", 8 * 18)
+
+
 def test_the_smallest_honest_files_pass() -> None:
     """The parts that the hostile ones are made of are right by themselves."""
     for data in (gguf(), gguf(version=2), gguf(tensors=1, body=ARCH + TENSOR + bytes(256))):

@@ -108,6 +108,34 @@ def test_kinds_are_told_apart() -> None:
     }
 
 
+ODD = (
+    "SmolLM2-lora-merged-Q4_1.gguf",
+    "X-imatrix-Q4_K_M.gguf",
+    "qwen-0.5b-draft-Q8_0.gguf",
+    "my-mmproj-tuned-Q4_1.gguf",
+    "eagle3-Q4_1.gguf",
+)
+"""Names of models that hold a word for something else."""
+
+
+@pytest.mark.parametrize("path", ODD)
+@pytest.mark.parametrize("beside", [(), ("m-Q6_K.gguf", "mmproj-F16.gguf")])
+def test_a_file_that_is_named_is_taken(path: str, beside: tuple[str, ...]) -> None:
+    """Whatever words its name holds: its header decides what it is."""
+    assert select(listing(path, *beside), path).files[0].path == path
+
+
+@pytest.mark.parametrize("path", ODD)
+def test_a_word_does_not_hide_the_only_model(path: str) -> None:
+    """Where nothing else is a model, an odd name is offered, by its quant too."""
+    files = listing(path, "mmproj-F16.gguf", "imatrix.gguf")
+    assert [one.name for one in group(files) if one.kind == "model"] == [path[: -len(".gguf")]]
+    quant = group(files)[0].quant
+    assert quant
+    assert select(files, quant).files[0].path == path
+    assert select(files, None).files[0].path == path
+
+
 def test_shards_are_one_set_with_its_size() -> None:
     """All shards together are a set, in order, with the bytes of all."""
     found = select(MIXED, "UD-Q4_K_XL")

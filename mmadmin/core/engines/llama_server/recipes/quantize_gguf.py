@@ -35,6 +35,7 @@ TYPES = (
     *("F32", "F16", "BF16", "Q8_0", "Q6_K", "Q5_K_M", "Q5_K_S", "Q5_1", "Q5_0", "Q4_K_M"),
     *("Q4_K_S", "Q4_1", "Q4_0", "Q3_K_L", "Q3_K_M", "Q3_K_S", "Q2_K", "Q2_K_S", "IQ4_XS"),
     *("IQ4_NL", "IQ3_M", "IQ3_S", "IQ3_XS", "IQ3_XXS", "TQ1_0", "TQ2_0", "MXFP4_MOE"),
+    "Q2_0",
 )
 """What llama-quantize makes without an importance matrix."""
 BITS = {"F32": 32, "F16": 16, "BF16": 16, "": 9}

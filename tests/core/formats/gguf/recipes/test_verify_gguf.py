@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from mmadmin.core.canonical import parse
 from mmadmin.core.errors import InvalidDerivation, InvalidModel
 from mmadmin.core.formats.gguf.recipes.verify_gguf import RECIPE
-from tests.core.formats.gguf.test_header import HOSTILE
+from tests.core.formats.gguf.test_header import HOSTILE, gguf, text
 from tests.support.models import TOKENS, make_model, make_shards
 from tests.support.tools import attempt
 
@@ -69,6 +70,27 @@ def test_a_model_without_an_architecture_is_none(tmp_path: Path) -> None:
     data = b"GGUF" + (3).to_bytes(4, "little") + bytes(16)
     (tmp_path / "model/m.gguf").write_bytes(data)
     with pytest.raises(InvalidModel, match="no architecture"):
+        attempt(tmp_path / "work").build(RECIPE, {"file": "m.gguf"}, model=tmp_path / "model")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "what"),
+    [
+        ("general.type", "adapter", "a LoRA adapter"),
+        ("general.type", "imatrix", "an importance matrix"),
+        ("general.architecture", "clip", "a multimodal projector"),
+        ("general.architecture", "controlvector", "a control vector"),
+    ],
+)
+def test_what_belongs_beside_a_model_is_refused(
+    key: str, value: str, what: str, tmp_path: Path
+) -> None:
+    """An adapter, a matrix, a projector or a control vector is named, and gives no object."""
+    values = {"general.architecture": "llama", key: value}
+    (tmp_path / "model").mkdir()
+    body = b"".join(text(k) + struct.pack("<I", 8) + text(v) for k, v in values.items())
+    (tmp_path / "model/m.gguf").write_bytes(gguf(kvs=len(values), body=body))
+    with pytest.raises(InvalidModel, match=rf"m\.gguf is {what}, not a model"):
         attempt(tmp_path / "work").build(RECIPE, {"file": "m.gguf"}, model=tmp_path / "model")
 
 
