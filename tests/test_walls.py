@@ -15,7 +15,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 
-CORE_LIBRARIES = {"gguf", "jinja2", "numpy", "cryptography", "tomlkit"}
+CORE_LIBRARIES = {"gguf", "jinja2", "numpy", "cryptography", "packaging", "tomlkit"}
 """Each is the one library that some module of core exists for."""
 
 FORBIDDEN: dict[str, set[str]] = {

@@ -19,13 +19,14 @@ import httpx2
 from mmadmin.core import catalog
 from mmadmin.core.build.recipe import HubSource, IndexSource, PathSource, UrlSource
 from mmadmin.core.callbacks import silent
+from mmadmin.core.environments import interpreter
 from mmadmin.core.errors import InvalidSpec, SourceMissing, SourceUnavailable
 from mmadmin.core.formats.protocol import RepoFile
 from mmadmin.core.recipes.extract_template import check_template
 from mmadmin.core.spec.fields import refuse
 from mmadmin.core.spec.lock import Lock, LockedFile
 from mmadmin.core.spec.origin import Origin
-from mmadmin.core.spec.pins import PinRequest
+from mmadmin.core.spec.pins import Packages, PinRequest
 from mmadmin.core.spec.questions import questions, requests_of
 from mmadmin.core.spec.spec import Spec
 from mmadmin.core.store import hash_file
@@ -65,8 +66,9 @@ def resolve(
     `SourceUnavailable` and its kinds, `InvalidSpec`, `Conflict`, `NotFound`, `InvalidModel`.
     """
     resolver = _Resolver(sources or Sources(), on_progress)
-    asked = questions(spec)
+    asked, here = questions(spec), interpreter()
     pins: dict[str, tuple[LockedFile, ...]] = {}
+    interpreters: dict[str, str] = {}
     for request in requests_of(spec):
         before = previous.of(request.name) if previous else ()
         if (
@@ -74,6 +76,7 @@ def resolve(
             and request.part not in refresh
             and previous.asked.get(request.part) == asked[request.part]
             and not request.reads_host
+            and (request.packages is None or previous.interpreters.get(request.name) == here)
         ):
             files = before
         else:
@@ -82,7 +85,9 @@ def resolve(
                 resolver.check_template(spec, request.model_format, files, before)
         if files:
             pins[request.name] = files
-    return Lock(pins, asked)
+            if request.packages is not None:
+                interpreters[request.name] = here
+    return Lock(pins, asked, interpreters)
 
 
 class _Resolver:
@@ -96,6 +101,8 @@ class _Resolver:
     def files(self, request: PinRequest) -> tuple[LockedFile, ...]:
         """The files that a request means."""
         origin = request.origin
+        if request.packages is not None:
+            return self._packages(request.packages, request.field)
         if origin is None:
             return ()
         if origin.source == "hub":
@@ -185,6 +192,24 @@ class _Resolver:
             sha256, size = self._measure(found.remote)
             return LockedFile(found.filename, sha256, size, source)
         return LockedFile(found.filename, found.sha256, self._size(found.remote), source)
+
+    def _packages(self, packages: Packages, dotted: str) -> tuple[LockedFile, ...]:
+        """One wheel for each package of an environment."""
+        from mmadmin.host.packages import resolve_wheels  # noqa: PLC0415 (half of all locks need none)
+
+        self._report(f"resolving {', '.join(packages.requirements)}")
+        found = []
+        for wheel in resolve_wheels(packages, self._sources.pip, dotted):
+            url, headers = index.without_login(wheel.url)
+            remote = Remote(url, label=wheel.filename, headers=headers, cert=self._sources.pip.cert)
+            sha256, size = wheel.sha256, wheel.size_bytes
+            if not sha256:
+                sha256, size = self._measure(remote)
+            source = IndexSource(wheel.project, wheel.version, wheel.filename)
+            locked = LockedFile(wheel.filename, sha256, size or self._size(remote), source)
+            found.append(locked)
+        self._report(f"{len(found)} packages, {sum(file.size for file in found)} bytes")
+        return tuple(found)
 
     def _url(self, url: str, sha256: str, dotted: str) -> LockedFile:
         name = PurePosixPath(unquote(urlsplit(url).path)).name

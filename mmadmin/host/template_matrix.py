@@ -55,9 +55,9 @@ class _Scratch:
     def reserve(self, size_bytes: int) -> None:
         """A child's answer is bounded by its limits."""
 
-    def take(self, sha256: str, size: int, to: Path) -> bool:
+    def take(self, sha256: str, size: int, to: Path, *, executable: bool = False) -> bool:
         """No file of a store is wanted."""
-        del sha256, size, to
+        del sha256, size, to, executable
         return False
 
     def keep(self, path: Path, sha256: str) -> None:

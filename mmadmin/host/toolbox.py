@@ -70,7 +70,7 @@ class Staging(Protocol):
         """Promise room in the store until the attempt ends; raises `DiskFull`."""
         ...
 
-    def take(self, sha256: str, size: int, to: Path) -> bool:
+    def take(self, sha256: str, size: int, to: Path, *, executable: bool = False) -> bool:
         """Link a file that the store has already to `to`; False when it has not."""
         ...
 
@@ -321,6 +321,13 @@ class HostToolbox:
             already=self.staging.take,
         )
         fetcher.bring(source, to, sha256, size)
+
+    def reuse(self, sha256: str, size: int, to: Path, *, executable: bool = False) -> bool:
+        """Link an output file that the store has already; see the protocol."""
+        if not self.staging.take(sha256, size, to, executable=executable):
+            return False
+        self.hashed(to, sha256)
+        return True
 
     def reserve(self, size_bytes: int) -> None:
         """Reserve room on the store's disk; raises `DiskFull`."""

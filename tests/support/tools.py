@@ -38,7 +38,7 @@ class BareStaging:
     def reserve(self, size_bytes: int) -> None:
         self.reserved += size_bytes
 
-    def take(self, sha256: str, size: int, to: Path) -> bool:
+    def take(self, sha256: str, size: int, to: Path, *, executable: bool = False) -> bool:
         blob = self.blobs.get(sha256)
         if blob is None or blob.stat().st_size != size:
             return False
@@ -131,6 +131,9 @@ class NoTools:
 
     def download(self, source: Source, to: Path, sha256: str, size: int) -> None:
         raise InvalidDerivation(f"{source} in a test without downloads")
+
+    def reuse(self, sha256: str, size: int, to: Path, *, executable: bool = False) -> bool:
+        return False
 
     def reserve(self, size_bytes: int) -> None:
         self.reserved += size_bytes

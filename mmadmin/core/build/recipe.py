@@ -152,6 +152,13 @@ class Toolbox(Protocol):
         """
         ...
 
+    def reuse(self, sha256: str, size: int, to: Path, *, executable: bool = False) -> bool:
+        """Link an output file whose bytes the store has to `to`; False when it has not.
+
+        It is shared with the store: it must not be written to.
+        """
+        ...
+
     def reserve(self, size_bytes: int) -> None:
         """Reserve room on the store's disk for what the step will write; raises `DiskFull`."""
         ...

@@ -184,7 +184,7 @@ def _inside(subtree: str, name: str) -> str | None:
     return "/".join(parts[len(above) :])
 
 
-class _Writer:
+class Writer:
     """Writes entries below the output, with all the checks."""
 
     def __init__(self, out: Path, tools: Toolbox, room_bytes: int) -> None:
@@ -232,7 +232,7 @@ class _Writer:
                 f"{entry.name} links out of the archive, to {entry.target}",
                 remedy="do not use this archive",
             )
-        with _refusing(entry):
+        with refusing(entry):
             at_path(self.out, path).symlink_to(entry.target)
 
     def copy(self, entry: Entry, path: str, of: str | None) -> None:
@@ -251,7 +251,7 @@ class _Writer:
 
     def _create(self, entry: Entry, path: str) -> tuple[Path, IO[bytes]]:
         """A new file of the output."""
-        with _refusing(entry):
+        with refusing(entry):
             target = at_path(self.out, path)
             return target, target.open("xb")
 
@@ -263,7 +263,7 @@ class _Writer:
                 f"the archive holds more than {MAX_MEMBERS} files or {MAX_BYTES} bytes",
                 remedy="do not use this archive",
             )
-        with _refusing(entry):
+        with refusing(entry):
             below_link = any((self.out / above).is_symlink() for above in Path(path).parents)
         if below_link:
             raise HostileArchive(
@@ -277,7 +277,7 @@ class _Writer:
 
 
 @contextmanager
-def _refusing(entry: Entry) -> Iterator[None]:
+def refusing(entry: Entry) -> Iterator[None]:
     """Refuse a member that no file can be made of."""
     try:
         yield
@@ -332,13 +332,13 @@ def take_members(archive: Path, members: list[Wanted], out: Path, tools: Toolbox
     room = _room(archive, {one.member for one in members})
     tools.log(f"unpacking {len(members)} files of {archive.name}")
     with opened(archive) as entries:
-        _take_members(entries, members, _Writer(out, tools, room))
+        _take_members(entries, members, Writer(out, tools, room))
 
 
 def take_subtree(archive: Path, subtree: str, out: Path, tools: Toolbox) -> None:
     """Write everything below a folder of an archive into `out`, with every check."""
     tools.log(f"unpacking {archive.name} ({archive.stat().st_size} bytes)")
-    writer = _Writer(out, tools, _room(archive, None))
+    writer = Writer(out, tools, _room(archive, None))
     with opened(archive) as entries:
         _take_subtree(entries, subtree, writer, tools)
     tools.log(f"{writer.count} files, {writer.bytes} bytes")
@@ -368,7 +368,7 @@ def only_file(inputs: Mapping[str, Path]) -> Path:
 
 
 def _take_members(
-    entries: Iterator[tuple[Entry, IO[bytes] | None]], members: list[Wanted], writer: _Writer
+    entries: Iterator[tuple[Entry, IO[bytes] | None]], members: list[Wanted], writer: Writer
 ) -> None:
     missing = {one.member: one for one in members}
     names = []
@@ -405,7 +405,7 @@ def _take_members(
 def _take_subtree(
     entries: Iterator[tuple[Entry, IO[bytes] | None]],
     subtree: str,
-    writer: _Writer,
+    writer: Writer,
     tools: Toolbox,
 ) -> None:
     for entry, stream in entries:

@@ -37,6 +37,8 @@ class Lock:
     """Lists of files by name, as the engine asked for them (`PinRequest`)."""
     asked: Mapping[str, str] = field(default_factory=dict)
     """Digest of what each part of the spec asked for: an unchanged question keeps its answer."""
+    interpreters: Mapping[str, str] = field(default_factory=dict)
+    """Of each list that is a Python environment, the interpreter that its wheels are for."""
 
     @property
     def files(self) -> list[LockedFile]:
@@ -109,6 +111,7 @@ def lock_as_json(lock: Lock) -> dict[str, Json]:
         "format": LOCK_FORMAT,
         "pins": {name: [file_as_json(f) for f in files] for name, files in lock.pins.items()},
         "asked": dict(lock.asked),
+        **({"interpreters": dict(lock.interpreters)} if lock.interpreters else {}),
     }
 
 
@@ -129,6 +132,7 @@ def lock_from_json(data: Mapping[str, Any]) -> Lock:
                 if files
             },
             asked={str(k): str(v) for k, v in data.get("asked", {}).items()},
+            interpreters={str(k): str(v) for k, v in data.get("interpreters", {}).items()},
         )
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise InvalidInput(

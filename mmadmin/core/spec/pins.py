@@ -15,6 +15,19 @@ Choose = Callable[[Sequence[RepoFile]], Sequence[str]]
 
 
 @dataclass(frozen=True, slots=True)
+class Packages:
+    """Python packages that are installed together, as wheels for the host's interpreter."""
+
+    requirements: tuple[str, ...]
+    """PEP 508; the lock pins them with everything that they need."""
+    overrides: tuple[str, ...] = ()
+    """PEP 508; each replaces what the packages themselves require of a name.
+
+    `name ; sys_platform == "never"` leaves it out.
+    """
+
+
+@dataclass(frozen=True, slots=True)
 class PinRequest:
     """One list of files that the lock shall hold."""
 
@@ -36,6 +49,8 @@ class PinRequest:
     """The file's name in the lock; empty = the one that it has."""
     model_format: str = ""
     """Of a model that may bring a chat template."""
+    packages: Packages | None = None
+    """A Python environment; its wheels come from the Python index, whatever the origin is."""
 
     @property
     def reads_host(self) -> bool:
