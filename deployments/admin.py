@@ -1,6 +1,7 @@
-"""Django's own admin, for looking: records of history cannot be changed or removed there.
+"""Django's own admin, for looking: nothing can be added, changed or removed there.
 
-What people change goes through the panel, the API or `mm`, where roles are checked, audit events
+It is for everybody with the role admin. Login, logout and password are the panel's own. What people
+change goes through the panel, the API or `mm`, where roles are checked, audit events
 are written and the gate is told.
 """
 
@@ -9,15 +10,55 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from django.contrib import admin
+from django.contrib.auth.views import redirect_to_login
+from django.core.exceptions import PermissionDenied
 from django.db.models import Model
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect
 
 from deployments import models
+from deployments.views import session
 
 if TYPE_CHECKING:
     Base = admin.ModelAdmin[Any]
 else:
     Base = admin.ModelAdmin
+
+
+class Site(admin.AdminSite):
+    """The records, for admins of the panel."""
+
+    site_header = site_title = "mmadmin: raw records"
+
+    def has_permission(self, request: HttpRequest) -> bool:
+        """By role, however the account was made."""
+        user = request.user
+        return isinstance(user, models.User) and user.is_active and user.at_least(models.Role.ADMIN)
+
+    def login(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:  # noqa: ARG002
+        """The panel's own page; whoever is logged in and no admin reads why they are not let in."""
+        if request.user.is_authenticated:
+            raise PermissionDenied
+        return redirect_to_login(request.GET.get("next") or request.get_full_path())
+
+    def logout(  # type: ignore[override]
+        self,
+        request: HttpRequest,
+        extra_context: Any = None,  # noqa: ARG002
+    ) -> HttpResponse:
+        """As anywhere in the panel."""
+        return session.logout(request)
+
+    def password_change(  # type: ignore[override]
+        self,
+        request: HttpRequest,  # noqa: ARG002
+        extra_context: Any = None,  # noqa: ARG002
+    ) -> HttpResponse:
+        """The page of one's own account."""
+        return redirect("account")
+
+
+site = Site()
 
 
 class ReadOnly(Base):
@@ -27,6 +68,14 @@ class ReadOnly(Base):
     show_full_result_count = False
     hidden: ClassVar[tuple[str, ...]] = ()
     """Fields that are not shown."""
+
+    def has_module_permission(self, request: HttpRequest) -> bool:
+        """Whoever the site lets in."""
+        return site.has_permission(request)
+
+    def has_view_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:  # noqa: ARG002
+        """Whoever the site lets in."""
+        return site.has_permission(request)
 
     def has_add_permission(self, request: HttpRequest) -> bool:  # noqa: ARG002
         """Nobody."""
@@ -81,13 +130,17 @@ LISTS: dict[type[Model], tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]
         (),
         ("key_id", "owner", "note"),
     ),
-    models.UserToken: (("token_id", "user", "created_at", "revoked_at"), (), ("token_id",)),
+    models.UserToken: (
+        ("token_id", "user", "scopes", "expires_at", "revoked_at"),
+        (),
+        ("token_id",),
+    ),
     models.User: (("username", "role", "is_active", "last_login"), ("role",), ("username",)),
 }
 HIDDEN = ("digest", "password")
 
 for model, (columns, filters, search) in LISTS.items():
-    admin.site.register(
+    site.register(
         model,
         type(
             f"{model.__name__}Admin",

@@ -1,56 +1,37 @@
 """The REST API under `/api/v1`: what the panel and `mm` do, for programs.
 
 Every endpoint is one action or query; roles are checked there. A request proves who asks by the
-panel's session (with its CSRF token), by a personal token (`Authorization: Bearer pat-mm-…`), or
-by HTTP Basic. Every error has one shape, `{"error": {code, message, remedy, details}}`.
+panel's session (with its CSRF token) or by a personal token (`Authorization: Bearer pat-mm-…`),
+whose scopes limit it further. Every error has one shape,
+`{"error": {code, message, remedy, details}}`.
 """
 
 from __future__ import annotations
 
-import base64
-import binascii
 import logging
 from datetime import datetime, timedelta
 from typing import Any, Literal, cast
 
 from django.conf import settings
-from django.contrib.auth import authenticate
 from django.core.exceptions import RequestDataTooBig
 from django.db import OperationalError
 from django.http import Http404, HttpRequest, HttpResponse
+from django.utils import timezone
 from django.views.decorators.csrf import csrf_exempt
 from ninja import NinjaAPI, Router, Status
 from ninja.errors import AuthenticationError, HttpError, ValidationError
 from ninja.params.functions import Query
 from ninja.security import HttpBearer, SessionAuth
-from ninja.security.base import AuthBase
 
 from deployments import actions, queries
 from deployments import schemas as s
+from deployments.accounts.passwords import confirm
 from deployments.models import User
 from deployments.queries import storage
 from deployments.queries.engine_log import engine_log
-from mmadmin.core.errors import HTTP_STATUS, MmError, NotFound
+from mmadmin.core.errors import HTTP_STATUS, MmError, NotFound, TooMany
 
 log = logging.getLogger(__name__)
-
-
-class Basic(AuthBase):
-    """A person's name and password, for scripts."""
-
-    openapi_type = "http"
-    openapi_scheme = "basic"
-
-    def __call__(self, request: HttpRequest) -> User | None:
-        """The person, or None."""
-        scheme, _, encoded = request.headers.get("Authorization", "").partition(" ")
-        if scheme.lower() != "basic":
-            return None
-        try:
-            name, _, password = base64.b64decode(encoded, validate=True).decode().partition(":")
-        except (binascii.Error, UnicodeDecodeError):
-            return None
-        return authenticate(request, username=name, password=password)
 
 
 class Token(HttpBearer):
@@ -78,10 +59,10 @@ api = NinjaAPI(
     version="1",
     description=__doc__ or "",
     urls_namespace="api-1",
-    auth=[Token(), Basic(), Session(csrf=True)],
+    auth=[Token(), Session(csrf=True)],
     docs_decorator=None,
 )
-ERRORS = {frozenset({401, 403, 404, 409, 422, 400, 503}): s.ErrorOut}
+ERRORS = {frozenset({401, 403, 404, 409, 422, 429, 400, 503}): s.ErrorOut}
 
 
 def who(request: HttpRequest) -> User:
@@ -100,7 +81,10 @@ def failure(
 @api.exception_handler(MmError)
 def _mm_error(request: HttpRequest, error: MmError) -> HttpResponse:
     status = HTTP_STATUS.get(error.code, 400)
-    return api.create_response(request, {"error": error.as_json()}, status=status)
+    answer = api.create_response(request, {"error": error.as_json()}, status=status)
+    if isinstance(error, TooMany):
+        answer["Retry-After"] = str(error.details["retry_after_s"])
+    return answer
 
 
 @api.exception_handler(ValidationError)
@@ -450,12 +434,6 @@ def issue_key(request: HttpRequest, body: s.KeyIn) -> Any:
     return Status(201, s.NewKeyOut.of_new(*actions.issue_key(who(request), **body.dict())))
 
 
-@keys.post("/playground", response={201: s.NewKeyOut, **ERRORS})
-def playground_key(request: HttpRequest) -> Any:
-    """A key of one's own for an hour, for trying things; it ends the one before."""
-    return Status(201, s.NewKeyOut.of_new(*actions.playground_key(who(request))))
-
-
 @keys.get("/{key_id}", response={200: s.KeyOut, **ERRORS})
 def get_key(request: HttpRequest, key_id: str) -> Any:
     """One key."""
@@ -533,7 +511,12 @@ def create_user(request: HttpRequest, body: s.UserIn) -> Any:
 
 @people.patch("/users/{username}", response={200: s.UserOut, **ERRORS})
 def edit_user(request: HttpRequest, username: str, body: s.UserEditIn) -> Any:
-    """Change a person's role or password, or let them in or keep them out."""
+    """Change a person's role or password, or let them in or keep them out.
+
+    For one's own password, send `current_password` too, unless the login is a few minutes old.
+    """
+    if body.password is not None and username == who(request).get_username():
+        confirm(request, who(request), body.current_password)
     user = actions.edit_user(
         who(request), username, role=body.role, active=body.active, password=body.password
     )
@@ -548,8 +531,15 @@ def list_tokens(request: HttpRequest, page: int = Query(1, ge=1)) -> Any:
 
 @people.post("/tokens", response={201: s.NewTokenOut, **ERRORS})
 def issue_token(request: HttpRequest, body: s.TokenIn) -> Any:
-    """Make a personal token. Its text is in this answer, and nowhere afterwards."""
-    token, text = actions.issue_token(who(request), note=body.note, expires_at=body.expires_at)
+    """Make a personal token. Its text is in this answer, and nowhere afterwards.
+
+    Send `current_password` too, unless the login is a few minutes old.
+    """
+    confirm(request, who(request), body.current_password)
+    wanted = body.dict(exclude={"current_password"})
+    if "expires_at" not in body.model_fields_set:
+        wanted["expires_at"] = timezone.now() + actions.TOKEN_LASTS
+    token, text = actions.issue_token(who(request), **wanted)
     return Status(201, s.NewTokenOut(**s.TokenOut.token_of(token), token=text))
 
 
@@ -569,7 +559,7 @@ def list_sessions(request: HttpRequest, page: int = Query(1, ge=1)) -> Any:
 
 @people.post("/sessions/end-others", response={200: s.EndedOut, **ERRORS})
 def end_other_sessions(request: HttpRequest) -> Any:
-    """End all of one's own logins but the one that asks; by token or password, all of them."""
+    """End all of one's own logins but the one that asks; by token, all of them."""
     return s.EndedOut(ended=actions.end_other_sessions(who(request), _present(request)))
 
 
@@ -581,7 +571,7 @@ def end_session(request: HttpRequest, session_id: str) -> Any:
 
 
 def _present(request: HttpRequest) -> str:
-    """The key of the login that asks; empty when a token or a password does."""
+    """The key of the login that asks; empty when a token does."""
     return request.session.session_key or ""
 
 

@@ -50,11 +50,24 @@ class User(AbstractUser):
     oidc_subject = models.CharField(max_length=512, unique=True, null=True, editable=False)  # noqa: DJ001 (null = has a password)
     """Who they are at the identity provider: `issuer#subject`."""
 
+    scopes: frozenset[str] | None = None
+    """Those of the token that asks; None = the person does. Never stored."""
+
     def at_least(self, role: Role) -> bool:
         """True when this person's role includes `role`."""
         order = [Role.VIEWER, Role.OPERATOR, Role.ADMIN]
-        mine = Role.ADMIN if self.is_superuser else Role(self.role)
-        return order.index(mine) >= order.index(role)
+        return order.index(self.role_now) >= order.index(role)
+
+    @property
+    def role_now(self) -> Role:
+        """The role that counts."""
+        return Role.ADMIN if self.is_superuser else Role(self.role)
+
+    def in_scope(self, scope: Scope) -> bool:
+        """True unless a token asks that was not made for this."""
+        if self.scopes is None:
+            return True
+        return bool(self.scopes & {scope, Scope.ADMIN}) or scope == Scope.READ
 
 
 class Host(models.Model):
@@ -895,6 +908,15 @@ class ClientKey(models.Model):
         return "suspended" if self.suspended_at else "active"
 
 
+class Scope(models.TextChoices):
+    """What a personal token is for. Its person's role at the moment of use limits it further."""
+
+    READ = "read", "Read: see what you see"
+    DEPLOY = "deploy", "Deploy: build, activate, roll back, stop, maintain"
+    KEYS = "keys", "Keys: create, change and revoke client keys"
+    ADMIN = "admin", "Admin: people, and everything above"
+
+
 class UserToken(models.Model):
     """A personal token for the REST API. Its text is shown once; only the HMAC stays."""
 
@@ -902,6 +924,8 @@ class UserToken(models.Model):
     token_id = models.CharField(max_length=16, unique=True)
     digest = models.CharField(max_length=64)
     note = models.CharField(max_length=255, blank=True)
+    scopes = models.JSONField(default=list)
+    """Of `Scope`; each includes reading."""
     expires_at = models.DateTimeField(null=True, blank=True)
     revoked_at = models.DateTimeField(null=True, blank=True)
     last_used_at = models.DateTimeField(null=True, blank=True)
@@ -909,6 +933,23 @@ class UserToken(models.Model):
 
     class Meta:
         ordering: ClassVar[list[str]] = ["-id"]
+
+    @property
+    def state(self) -> str:
+        """active, expired or revoked."""
+        if self.revoked_at:
+            return "revoked"
+        expired = self.expires_at is not None and self.expires_at <= timezone.now()
+        return "expired" if expired else "active"
+
+
+class LoginAttempts(models.Model):
+    """Passwords tried for one name or from one address within a window of time."""
+
+    subject = models.CharField(max_length=96, unique=True)
+    count = models.PositiveIntegerField(default=0)
+    until = models.DateTimeField(db_index=True)
+    """The count is forgotten then."""
 
 
 class Session(AbstractBaseSession):

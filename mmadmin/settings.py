@@ -60,7 +60,7 @@ GATE_URL = os.environ.get("MM_GATE_URL") or f"http://127.0.0.1:{PORTS.gate}"
 """Where the panel itself finds the gate, for the playground."""
 
 INSTALLED_APPS = [
-    "django.contrib.admin",
+    "django.contrib.admin.apps.SimpleAdminConfig",
     "django.contrib.auth",
     "django.contrib.contenttypes",
     "django.contrib.sessions",
@@ -89,9 +89,15 @@ AUTH_USER_MODEL = "deployments.User"
 LOGIN_URL = "/login/"
 LOGIN_REDIRECT_URL = "/"
 LOGOUT_REDIRECT_URL = "/login/"
+PASSWORD_CHARACTERS = 12
 AUTH_PASSWORD_VALIDATORS = [
-    {"NAME": "django.contrib.auth.password_validation.MinimumLengthValidator"},
+    {
+        "NAME": "django.contrib.auth.password_validation.MinimumLengthValidator",
+        "OPTIONS": {"min_length": PASSWORD_CHARACTERS},
+    },
+    {"NAME": "django.contrib.auth.password_validation.UserAttributeSimilarityValidator"},
     {"NAME": "django.contrib.auth.password_validation.CommonPasswordValidator"},
+    {"NAME": "django.contrib.auth.password_validation.NumericPasswordValidator"},
 ]
 
 OIDC_ISSUER = os.environ.get("MM_OIDC_ISSUER", "")
@@ -103,7 +109,7 @@ OIDC_SCOPES = os.environ.get("MM_OIDC_SCOPES") or "openid email profile"
 OIDC_ROLES_CLAIM = os.environ.get("MM_OIDC_ROLES_CLAIM") or "groups"
 OIDC_ADMINS = listed("MM_OIDC_ADMINS")
 OIDC_OPERATORS = listed("MM_OIDC_OPERATORS")
-AUTHENTICATION_BACKENDS = ["django.contrib.auth.backends.ModelBackend"]
+AUTHENTICATION_BACKENDS = ["deployments.accounts.passwords.Backend"]
 if OIDC_ISSUER:
     AUTHENTICATION_BACKENDS.append("deployments.accounts.oidc.Backend")
 

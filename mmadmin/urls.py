@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from django.contrib import admin
 from django.http import HttpRequest, HttpResponse
 from django.urls import URLPattern, URLResolver, include, path
 
+from deployments.admin import site
 from deployments.api import api, missing
 
 
@@ -16,7 +16,7 @@ def healthz(_request: HttpRequest) -> HttpResponse:
 
 urlpatterns: list[URLPattern | URLResolver] = [
     path("healthz", healthz),
-    path("admin/", admin.site.urls),
+    path("admin/", site.urls),
     path("api/v1/", api.urls),
     path("api/<path:rest>", missing),
     path("", include("deployments.panel.urls")),

@@ -7,14 +7,18 @@ login, and copied into the row's columns whenever it is written.
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from django.contrib.auth import SESSION_KEY, user_logged_in
+from django.contrib.auth import SESSION_KEY, user_logged_in, user_logged_out
 from django.contrib.sessions.backends.db import SessionStore as DatabaseStore
 from django.http import HttpRequest
 from django.utils import timezone
 
+from deployments import actions
 from deployments.accounts.middleware import client_address
+
+if TYPE_CHECKING:
+    from deployments.models import User
 
 ADDRESS, AGENT, BEGAN = "mm_address", "mm_agent", "mm_began"
 AGENT_CHARACTERS = 255
@@ -47,11 +51,19 @@ def _with_facts(row: Any, data: dict[str, Any]) -> Any:
     return row
 
 
-def note_login(request: HttpRequest, **_: object) -> None:
-    """Remember where the login came from (on `user_logged_in`)."""
+def note_login(request: HttpRequest, user: User, **_: object) -> None:
+    """Remember where the login came from, and record it (on `user_logged_in`)."""
     request.session[ADDRESS] = client_address(request)
     request.session[AGENT] = request.headers.get("User-Agent", "")[:AGENT_CHARACTERS]
     request.session[BEGAN] = timezone.now().isoformat()
+    actions.logged_in(user)
+
+
+def note_logout(user: User | None, **_: object) -> None:
+    """Record it (on `user_logged_out`); somebody whose session had ended already is nobody."""
+    if user is not None:
+        actions.logged_out(user)
 
 
 user_logged_in.connect(note_login)
+user_logged_out.connect(note_logout)

@@ -24,13 +24,17 @@ from deployments.actions.keys import (
     suspend_key,
 )
 from deployments.actions.people import (
+    TOKEN_LASTS,
     arrive,
     create_user,
     edit_user,
     end_other_sessions,
     end_session,
     issue_token,
+    logged_in,
+    logged_out,
     revoke_token,
+    scopes_for,
     set_password,
     set_role,
     set_user_active,
@@ -42,6 +46,7 @@ from deployments.actions.serving import activate, cancel_activation, rollback, s
 from deployments.actions.trials import begin_trial, end_trial
 
 __all__ = [
+    "TOKEN_LASTS",
     "acting_from",
     "activate",
     "archive",
@@ -61,6 +66,8 @@ __all__ = [
     "import_generation",
     "issue_key",
     "issue_token",
+    "logged_in",
+    "logged_out",
     "mark",
     "pin",
     "plan",
@@ -72,6 +79,7 @@ __all__ = [
     "revoke_token",
     "rollback",
     "rotate_key",
+    "scopes_for",
     "search_hub",
     "set_password",
     "set_role",

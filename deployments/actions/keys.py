@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 
 from django.conf import settings
@@ -16,6 +17,7 @@ from deployments.models import (
     ClientKey,
     Deployment,
     Role,
+    Scope,
     User,
 )
 from mmadmin.core import access
@@ -43,7 +45,7 @@ def issue_key(
     expires_at: datetime | None = None,
 ) -> tuple[ClientKey, str]:
     """Make a client key; its text is returned this once and kept nowhere."""
-    require(actor, Role.ADMIN)
+    require(actor, Role.ADMIN, Scope.KEYS)
     limits = {
         "rpm": rpm,
         "tpm": tpm,
@@ -124,7 +126,7 @@ def _locked_key(key_id: str) -> ClientKey:
 
 def revoke_key(actor: User, key_id: str) -> ClientKey:
     """Revoke a key permanently; the gate refuses it at once and cuts its streams."""
-    require(actor, Role.ADMIN)
+    require(actor, Role.ADMIN, Scope.KEYS)
     with transaction.atomic():
         key = _locked_key(key_id)
         if key.revoked_at is None:
@@ -137,7 +139,7 @@ def revoke_key(actor: User, key_id: str) -> ClientKey:
 
 def suspend_key(actor: User, key_id: str, on: bool) -> ClientKey:  # noqa: FBT001
     """Suspend a key, or let it work again."""
-    require(actor, Role.ADMIN)
+    require(actor, Role.ADMIN, Scope.KEYS)
     with transaction.atomic():
         key = _locked_key(key_id)
         _refuse_revoked(key)
@@ -157,7 +159,7 @@ def rotate_key(
     actor: User, key_id: str, *, overlap: timedelta = ROTATION_OVERLAP
 ) -> tuple[ClientKey, str]:
     """Issue a successor with the same rights; the old key ends after `overlap`."""
-    require(actor, Role.ADMIN)
+    require(actor, Role.ADMIN, Scope.KEYS)
     new = access.new_key(pepper())
     with transaction.atomic():
         old = _locked_key(key_id)
@@ -187,7 +189,7 @@ def rotate_key(
 PLAYGROUND_KEY_LASTS = timedelta(hours=1)
 
 
-PLAYGROUND_CONCURRENCY = 4
+PLAYGROUND_LIMITS = {"concurrency": 4, "rpm": 60, "tpm": 1_000_000}
 
 
 def playground_key(actor: User) -> tuple[ClientKey, str]:
@@ -206,7 +208,7 @@ def playground_key(actor: User) -> tuple[ClientKey, str]:
             owner=owner,
             note="Playground",
             playground=True,
-            concurrency=PLAYGROUND_CONCURRENCY,
+            **PLAYGROUND_LIMITS,
             expires_at=now + PLAYGROUND_KEY_LASTS,
             created_by=actor,
         )
@@ -214,9 +216,18 @@ def playground_key(actor: User) -> tuple[ClientKey, str]:
     return key, new.text
 
 
+def end_playground_keys(user: User) -> None:
+    """End a person's playground keys; part of the transaction that deactivates them."""
+    keys = ClientKey.objects.filter(playground=True, created_by=user, revoked_at=None)
+    for key_id in keys.values_list("key_id", flat=True):
+        transaction.on_commit(partial(feed.announce_revoked, key_id))
+    if keys.update(revoked_at=timezone.now()):
+        transaction.on_commit(feed.publish_snapshot)
+
+
 def edit_key(actor: User, key_id: str, **changes: Any) -> ClientKey:
     """Change owner, note, deployments, endpoints, expires_at or a limit of a key."""
-    require(actor, Role.ADMIN)
+    require(actor, Role.ADMIN, Scope.KEYS)
     editable = {"owner", "note", "deployments", "endpoints", "expires_at", *KEY_LIMITS}
     if unknown := set(changes) - editable:
         raise InvalidInput(f"a key has no editable field {', '.join(sorted(unknown))}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import re
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from django.conf import settings
@@ -13,10 +14,13 @@ from django.core.exceptions import ValidationError
 from django.db import transaction
 from django.utils import timezone
 
-from deployments.actions.keys import check_key_fields, pepper
+from deployments.actions.attempts import LOGIN
+from deployments.actions.keys import check_key_fields, end_playground_keys, pepper
 from deployments.actions.permissions import audit, require
+from deployments.broker import feed
 from deployments.models import (
     Role,
+    Scope,
     Session,
     User,
     UserToken,
@@ -145,14 +149,25 @@ def set_user_active(actor: User, username: str, *, on: bool) -> User:
         user.is_active = on
         user.save(update_fields=["is_active"])
         if not on:
-            Session.objects.filter(user_id=user.pk).delete()
+            _end_everything(user)
+            end_playground_keys(user)
         verb = "enable" if on else "disable"
         audit(actor, f"user.{verb}", f"user:{username}", f"{verb} {username}")
     return user
 
 
+def _end_everything(user: User) -> None:
+    """End a person's logins and tokens: for good, also when the account comes back."""
+    Session.objects.filter(user_id=user.pk).delete()
+    _sessions_changed(user)
+    UserToken.objects.filter(user=user, revoked_at=None).update(revoked_at=timezone.now())
+
+
 def set_password(actor: User, username: str, password: str) -> User:
-    """Set a password: one's own, or anyone's by an admin."""
+    """Set a password: one's own, or anyone's by an admin. Ends the person's logins and tokens.
+
+    Whoever sets their own has proved before that it is they (`accounts.passwords.confirm`).
+    """
     if actor.get_username() != username:
         require(actor, Role.ADMIN)
     else:
@@ -162,7 +177,7 @@ def set_password(actor: User, username: str, password: str) -> User:
         _check_password(password, user)
         user.set_password(password)
         user.save(update_fields=["password"])
-        Session.objects.filter(user_id=user.pk).delete()
+        _end_everything(user)
         audit(actor, "user.password", f"user:{username}", f"new password of {username}")
     return user
 
@@ -188,6 +203,22 @@ def edit_user(
         return _locked_user(username)
 
 
+def logged_in(user: User) -> None:
+    """Record a login."""
+    audit(user, LOGIN, f"user:{user}", f"{user} logged in")
+
+
+def logged_out(user: User) -> None:
+    """Record a logout, and tell the open pages of that session."""
+    audit(user, "session.logout", f"user:{user}", f"{user} logged out")
+    _sessions_changed(user)
+
+
+def _sessions_changed(user: User) -> None:
+    """Let open pages see at once whether their session is still there."""
+    transaction.on_commit(lambda: feed.announce(feed.SESSION, user.pk))
+
+
 def end_session(actor: User, public_id: str) -> None:
     """End one of one's own logins."""
     require(actor, Role.VIEWER)
@@ -195,6 +226,7 @@ def end_session(actor: User, public_id: str) -> None:
         for session in Session.objects.filter(user_id=actor.pk):
             if session.public_id == public_id:
                 session.delete()
+                _sessions_changed(actor)
                 audit(actor, "session.end", f"user:{actor}", f"a login of {actor} ended")
                 return
     raise NotFound("this login has ended already")
@@ -205,16 +237,48 @@ def end_other_sessions(actor: User, keep: str) -> int:
     require(actor, Role.VIEWER)
     with transaction.atomic():
         ended, _ = Session.objects.filter(user_id=actor.pk).exclude(session_key=keep).delete()
+        _sessions_changed(actor)
         audit(actor, "session.end", f"user:{actor}", f"{ended} other logins of {actor} ended")
     return ended
 
 
+TOKEN_LASTS = timedelta(days=90)
+"""The life of a token whose maker names no end."""
+
+SCOPES_OF: dict[Role, tuple[Scope, ...]] = {
+    Role.VIEWER: (Scope.READ,),
+    Role.OPERATOR: (Scope.READ, Scope.DEPLOY),
+    Role.ADMIN: tuple(Scope),
+}
+"""What a role may put into a token."""
+
+
+def scopes_for(user: User) -> tuple[Scope, ...]:
+    """The scopes that a person's new token may have: their role's, and no more than who asks."""
+    return tuple(scope for scope in SCOPES_OF[user.role_now] if user.in_scope(scope))
+
+
 def issue_token(
-    actor: User, *, note: str = "", expires_at: datetime | None = None
+    actor: User,
+    *,
+    note: str = "",
+    scopes: Sequence[str] = (Scope.READ,),
+    expires_at: datetime | None = None,
 ) -> tuple[UserToken, str]:
-    """Make a personal token for the REST API; its text is returned this once."""
+    """Make a personal token for the REST API; its text is returned this once.
+
+    Whoever makes one has proved before that it is they (`accounts.passwords.confirm`). `expires_at`
+    None = it does not end.
+    """
     require(actor, Role.VIEWER)
     check_key_fields({"note": note, "expires_at": expires_at})
+    allowed = scopes_for(actor)
+    if unknown := [scope for scope in scopes if scope not in allowed]:
+        raise InvalidInput(
+            f"your token cannot have the scope {', '.join(unknown)}",
+            remedy=f"use {', '.join(allowed)}",
+            field="scopes",
+        )
     new = access.new_key(pepper())
     text = TOKEN_PREFIX + new.text.removeprefix("sk-mm-")
     with transaction.atomic():
@@ -223,9 +287,16 @@ def issue_token(
             token_id=new.key_id,
             digest=access.key_digest(text, pepper()),
             note=note.strip(),
+            scopes=[scope.value for scope in allowed if scope in {Scope.READ, *scopes}],
             expires_at=expires_at,
         )
-        audit(actor, "token.issue", f"token:{token.token_id}", f"token of {actor}")
+        audit(
+            actor,
+            "token.issue",
+            f"token:{token.token_id}",
+            f"token of {actor}: {', '.join(token.scopes)}",
+            scopes=token.scopes,
+        )
     return token, text
 
 
@@ -243,12 +314,12 @@ def token_user(text: str) -> User | None:
     token = UserToken.objects.select_related("user").filter(token_id=token_id).first()
     if token is None or not access.key_matches(text, token.digest, settings.KEY_PEPPER):
         return None
-    now = timezone.now()
-    expired = token.expires_at is not None and token.expires_at <= now
-    if expired or token.revoked_at is not None or not token.user.is_active:
+    if token.state != "active" or not token.user.is_active:
         return None
+    now = timezone.now()
     if token.last_used_at is None or token.last_used_at < now - TOKEN_SEEN_EVERY:
         UserToken.objects.filter(pk=token.pk).update(last_used_at=now)
+    token.user.scopes = frozenset(token.scopes)
     return token.user
 
 

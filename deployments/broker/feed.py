@@ -51,6 +51,8 @@ from mmadmin.core.snapshot import (
 log = logging.getLogger(__name__)
 
 EVENTS_CHANNEL = "mm:events"
+SESSION = "session"
+"""The kind of event by which open pages look whether their session has ended."""
 REDIS_TIMEOUT_S = 1.0
 
 KEY_FIELDS = (

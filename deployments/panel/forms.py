@@ -6,16 +6,19 @@ What an answer means is decided by the actions; a form only reads it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 
 from django import forms
 from django.contrib.auth.forms import AuthenticationForm
 from django.utils import timezone
 
-from deployments.models import Role
+from deployments.models import Role, Scope
 from mmadmin.core.access import ENDPOINTS
 from mmadmin.core.generations.trial import MINUTES, MOST_MINUTES
 from mmadmin.core.snapshot import KEY_LIMITS
+
+PASSWORD_RULES = "At least 12 characters, not a common one, and not like the username."  # noqa: S105
 
 
 class Described(forms.Form):
@@ -251,14 +254,14 @@ class NewUser(Described):
     password = forms.CharField(
         label="Initial password",
         widget=forms.PasswordInput(attrs={"autocomplete": "new-password"}),
-        help_text="At least 8 characters, and not a common one. They can change it under Account.",
+        help_text=f"{PASSWORD_RULES} They can change it under Account.",
     )
 
 
 class NewPassword(Described):
     """One's own new password."""
 
-    old = forms.CharField(
+    current_password = forms.CharField(
         label="Current password",
         strip=False,
         widget=forms.PasswordInput(attrs={"autocomplete": "current-password"}),
@@ -267,7 +270,7 @@ class NewPassword(Described):
         label="New password",
         strip=False,
         widget=forms.PasswordInput(attrs={"autocomplete": "new-password"}),
-        help_text="At least 8 characters, and not a common one.",
+        help_text=PASSWORD_RULES,
     )
 
 
@@ -278,12 +281,12 @@ class FirstPassword(Described):
         label="New password",
         strip=False,
         widget=forms.PasswordInput(attrs={"autocomplete": "new-password", "autofocus": True}),
-        help_text="At least 8 characters, and not a common one. Share it over a secure channel.",
+        help_text=f"{PASSWORD_RULES} Share it over a secure channel.",
     )
 
 
 class NewToken(Described):
-    """What a personal API token is for."""
+    """What a personal API token is for, what it may do, and until when."""
 
     note = forms.CharField(
         label="Purpose",
@@ -291,3 +294,40 @@ class NewToken(Described):
         max_length=255,
         widget=forms.TextInput(attrs={"placeholder": "Deploy script on my laptop"}),
     )
+    scopes = forms.MultipleChoiceField(
+        label="Scopes",
+        initial=[Scope.READ],
+        widget=forms.CheckboxSelectMultiple,
+        help_text="Choose as few as the script needs. A token never does more than your role.",
+        error_messages={"required": "Choose at least one scope."},
+    )
+    days = forms.TypedChoiceField(
+        label="Expires",
+        coerce=int,
+        initial=90,
+        choices=[(30, "in 30 days"), (90, "in 90 days"), (365, "in a year"), (0, "never")],
+    )
+    current_password = forms.CharField(
+        label="Current password",
+        required=False,
+        strip=False,
+        widget=forms.PasswordInput(attrs={"autocomplete": "current-password"}),
+        help_text="Not needed in the first minutes after you log in.",
+    )
+
+    def __init__(self, *args: Any, scopes: Sequence[Scope], password: bool, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        choice = self.fields["scopes"]
+        assert isinstance(choice, forms.MultipleChoiceField)  # noqa: S101 (for the type checker)
+        choice.choices = [(scope.value, scope.label) for scope in scopes]
+        if not password:
+            del self.fields["current_password"]
+
+    def wanted(self) -> dict[str, Any]:
+        """What the action takes."""
+        days = self.cleaned_data["days"]
+        return {
+            "note": self.cleaned_data["note"],
+            "scopes": self.cleaned_data["scopes"],
+            "expires_at": timezone.now() + timedelta(days=days) if days else None,
+        }

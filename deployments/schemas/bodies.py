@@ -146,7 +146,13 @@ class TokenIn(Strict):
     """A new personal token."""
 
     note: str = Field("", max_length=255)
-    expires_at: datetime | None = None
+    scopes: list[Literal["read", "deploy", "keys", "admin"]] = Field(
+        ["read"], description="What it may do, never more than your role: each includes read."
+    )
+    expires_at: datetime | None = Field(
+        default=None, description="Left out: in 90 days. Null: it does not end."
+    )
+    current_password: str = Field("", max_length=4096)
 
 
 class UserIn(Strict):
@@ -164,3 +170,6 @@ class UserEditIn(Strict):
     role: Literal["admin", "operator", "viewer"] | None = None
     active: bool | None = None
     password: str | None = Field(None, max_length=4096)
+    current_password: str = Field(
+        "", max_length=4096, description="Yours, to change your own password."
+    )

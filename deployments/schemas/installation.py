@@ -87,6 +87,8 @@ class TokenOut(Schema):
 
     id: str
     note: str
+    scopes: list[str]
+    state: str = Field(description="active, expired or revoked.")
     expires_at: datetime | None
     revoked_at: datetime | None
     last_used_at: datetime | None
@@ -103,6 +105,8 @@ class TokenOut(Schema):
         return {
             "id": row.token_id,
             "note": row.note,
+            "scopes": row.scopes,
+            "state": row.state,
             "expires_at": row.expires_at,
             "revoked_at": row.revoked_at,
             "last_used_at": row.last_used_at,

@@ -9,6 +9,7 @@ from django.shortcuts import redirect
 from django.urls import reverse
 
 from deployments import actions, queries
+from deployments.accounts.passwords import confirm
 from deployments.models import Role
 from deployments.panel import shown_once
 from deployments.panel.forms import FirstPassword, NewPassword, NewToken, NewUser
@@ -105,17 +106,17 @@ def account(request: HttpRequest) -> HttpResponse:
     me = person(request)
     form = NewPassword(request.POST or None)
     if request.method == "POST" and form.is_valid():
-        if me.check_password(form.cleaned_data["old"]):
-            try:
-                user = actions.set_password(me, me.get_username(), form.cleaned_data["password"])
-            except MmError as error:
-                blame(form, error)
-            else:
-                update_session_auth_hash(request, user)
-                messages.success(request, "Password changed. Your other sessions have been ended.")
-                return redirect("account")
+        try:
+            confirm(request, me, form.cleaned_data["current_password"])
+            user = actions.set_password(me, me.get_username(), form.cleaned_data["password"])
+        except MmError as error:
+            blame(form, error)
         else:
-            form.add_error("old", "The current password is incorrect.")
+            update_session_auth_hash(request, user)
+            messages.success(
+                request, "Password changed. Your other sessions and your API tokens have ended."
+            )
+            return redirect("account")
     context = {
         "nav": "account",
         "form": form,
@@ -124,23 +125,32 @@ def account(request: HttpRequest) -> HttpResponse:
             me, page=number_of(request.GET.get("logins")), per_page=OWN_SHOWN
         ),
         "present": request.session.session_key,
-        "token_form": NewToken(),
     }
     status = 422 if form.errors else 200
     return show(request, "account/page.html", context, status=status)
 
 
-@form_only
 @page
 def new_token(request: HttpRequest) -> HttpResponse:
     """Create a personal API token."""
-    form = NewToken(request.POST)
-    if not form.is_valid():
-        messages.error(request, "The note is too long.")
-        return redirect("account")
-    token, text = actions.issue_token(person(request), note=form.cleaned_data["note"])
-    shown_once.keep(person(request), token.token_id, text)
-    return redirect("created-token", token_id=token.token_id)
+    me = person(request)
+    form = NewToken(
+        request.POST or None, scopes=actions.scopes_for(me), password=me.has_usable_password()
+    )
+    status = 200
+    if request.method == "POST":
+        if form.is_valid():
+            try:
+                confirm(request, me, form.cleaned_data.get("current_password", ""))
+                token, text = actions.issue_token(me, **form.wanted())
+            except MmError as error:
+                blame(form, error)
+            else:
+                shown_once.keep(me, token.token_id, text)
+                return redirect("created-token", token_id=token.token_id)
+        status = 422
+    context = {"nav": "account", "form": form}
+    return show(request, "account/new_token.html", context, status=status)
 
 
 @page

@@ -10,6 +10,7 @@ Anything else that escapes is a bug of ours and is logged with its traceback.
     │   └── InvalidModel      a model file, shard set, template or checkpoint that must not be used
     ├── NotFound              (HTTP 404)
     ├── Refused               (HTTP 403) the person may not do this
+    ├── TooMany               (HTTP 429) attempts or requests; says when to try again
     ├── Conflict              (HTTP 409) someone else won, or the state does not allow it
     │   ├── IllegalMove       a lifecycle move that the table does not have
     │   └── LeaseLost         the job's lease went to another worker
@@ -97,6 +98,12 @@ class Refused(MmError):
     """The person's role does not allow this."""
 
     code = "refused"
+
+
+class TooMany(MmError):
+    """Too many attempts or requests; `details["retry_after_s"]` says when one is let in again."""
+
+    code = "too_many"
 
 
 class Conflict(MmError):
@@ -214,6 +221,7 @@ HTTP_STATUS: dict[str, int] = {
     "invalid_model": 422,
     "not_found": 404,
     "refused": 403,
+    "too_many": 429,
     "conflict": 409,
     "illegal_move": 409,
     "lease_lost": 409,

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from django.contrib import admin
 from django.test import Client
 from django.urls import reverse
 
 from deployments import actions
-from deployments.admin import LISTS
+from deployments.admin import LISTS, site
 from deployments.models import ClientKey
 from tests.deployments.conftest import People
 from tests.deployments.specs import spec
@@ -58,4 +57,4 @@ def test_operators_do_not_get_in(people: People) -> None:
     client = Client()
     client.force_login(people.bob)
     assert client.get(reverse("admin:index")).status_code == 302
-    assert admin.site.is_registered(ClientKey)
+    assert site.is_registered(ClientKey)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import warnings
 
 import pytest
@@ -10,8 +9,8 @@ from django.core.handlers.wsgi import WSGIHandler
 from hypothesis import HealthCheck, given, settings
 
 from deployments import actions
-from deployments.models import User
-from tests.deployments.conftest import PASSWORD, People
+from deployments.models import User, UserToken
+from tests.deployments.conftest import People
 from tests.deployments.specs import spec
 
 with warnings.catch_warnings():
@@ -47,7 +46,7 @@ def test_any_request_gets_an_answer_of_the_schema(people: People, operation) -> 
     """No server error, no undocumented status, no answer that the schema does not describe."""
     actions.deploy(people.bob, spec(), reason="x")
     actions.issue_key(people.alice, owner="x")
-    text = base64.b64encode(f"alice:{PASSWORD}".encode()).decode()
+    _, text = actions.issue_token(people.alice, scopes=["admin"])
 
     @given(case=operation.as_strategy())
     @settings(
@@ -59,6 +58,7 @@ def test_any_request_gets_an_answer_of_the_schema(people: People, operation) -> 
     )
     def check(case) -> None:
         User.objects.filter(username="alice").update(is_active=True, role="admin")
-        case.call_and_validate(headers={"Authorization": f"Basic {text}"}, checks=CHECKS)
+        UserToken.objects.update(revoked_at=None)
+        case.call_and_validate(headers={"Authorization": f"Bearer {text}"}, checks=CHECKS)
 
     check()

@@ -7,10 +7,24 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from django.conf import settings
+from django.contrib.auth import BACKEND_SESSION_KEY, HASH_SESSION_KEY, SESSION_KEY
+from django.contrib.sessions.backends.db import SessionStore
 from django.db import connection
 from django.db.migrations.executor import MigrationExecutor
+from django.test import Client
 
-from deployments.models import Deployment, GenerationReport, HostTask, Replica
+from deployments import actions
+from deployments.models import (
+    Deployment,
+    GenerationReport,
+    HostTask,
+    Replica,
+    Session,
+    User,
+    UserToken,
+)
+from mmadmin.core import access
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.database]
 
@@ -173,3 +187,42 @@ def test_and_back_again(migrate: Any) -> None:
         kept = [sorted(rows[model], key=order) for rows in (before, after)] if before[model] else []
         for was, row in zip(*kept, strict=True) if kept else ():
             assert {**row, "id": 0} == {**was, "id": 0}
+
+
+def test_logins_and_tokens_survive_scopes(migrate: Any) -> None:
+    """A browser stays logged in; a token keeps what its person's role could do, and has no end."""
+    old = migrate("0015_drop_what_was_carried_over")
+    now = datetime.now(UTC)
+    texts = {}
+    for name, role in (("ann", "admin"), ("otto", "operator"), ("vera", "viewer")):
+        user = old.get_model("deployments", "User").objects.create(username=name, role=role)
+        new = access.new_key(settings.KEY_PEPPER)
+        text = texts[name] = f"pat-mm-{new.text.removeprefix('sk-mm-')}"
+        digest = access.key_digest(text, settings.KEY_PEPPER)
+        old.get_model("deployments", "UserToken").objects.create(
+            user=user, token_id=new.key_id, digest=digest
+        )
+    ann = User(pk=old.get_model("deployments", "User").objects.get(username="ann").pk)
+    data = {
+        SESSION_KEY: str(ann.pk),
+        BACKEND_SESSION_KEY: "django.contrib.auth.backends.ModelBackend",
+        HASH_SESSION_KEY: ann.get_session_auth_hash(),
+    }
+    old.get_model("deployments", "Session").objects.create(
+        session_key="k" * 32,
+        session_data=SessionStore().encode(data),
+        expire_date=now + timedelta(days=1),
+        user_id=ann.pk,
+        began_at=now,
+    )
+    migrate("0016_scopes_and_attempts")
+    assert UserToken.objects.filter(expires_at=None).count() == 3
+    asks = {name: actions.token_user(text) for name, text in texts.items()}
+    assert {name: user.scopes for name, user in asks.items() if user} == {
+        "ann": {"read", "deploy", "keys", "admin"},
+        "otto": {"read", "deploy"},
+        "vera": {"read"},
+    }
+    client = Client()
+    client.cookies[settings.SESSION_COOKIE_NAME] = Session.objects.get().session_key
+    assert client.get("/api/v1/me").json()["username"] == "ann"

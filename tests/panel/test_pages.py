@@ -53,6 +53,7 @@ PAGES = (
     f"/playground/?beside={NAME}",
     "/activations/ACTIVATION/",
 )
+TOKEN = {"note": "laptop", "scopes": ["read"], "days": "90"}
 OPERATOR_PAGES = (
     f"/deployments/{NAME}/generations/2/rollback/",
     f"/deployments/{NAME}/rollback/",
@@ -509,9 +510,8 @@ def test_messages_become_sentences(text: str, shown: str) -> None:
     assert sentence(text) == shown
 
 
-def test_guessing_is_slowed_down(team: dict[str, User], client: Client, settings) -> None:
+def test_guessing_is_slowed_down(team: dict[str, User], client: Client) -> None:
     """After some wrong passwords even the right one has to wait; other names do not."""
-    settings.CACHES = {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}}
     for _ in range(8):
         answer = client.post("/login/", {"username": "vera", "password": "wrong"})
         assert answer.status_code == 200
@@ -519,19 +519,20 @@ def test_guessing_is_slowed_down(team: dict[str, User], client: Client, settings
     answer = client.post("/login/", right)
     assert answer.status_code == 429
     assert "Too many failed attempts" in markup(answer)
+    assert 0 < int(answer["Retry-After"]) <= 15 * 60
     assert client.post("/login/", {"username": "otto", "password": PASSWORD}).status_code == 302
 
 
 def test_own_password_and_tokens(viewer: Client) -> None:
     """Everybody changes their own password and makes their own API tokens, shown once."""
     new = "another long password"
-    answer = viewer.post("/account/", {"old": "wrong", "password": new})
+    answer = viewer.post("/account/", {"current_password": "wrong", "password": new})
     assert answer.status_code == 422
     assert "current password is incorrect" in markup(answer)
-    answer = viewer.post("/account/", {"old": PASSWORD, "password": new})
+    answer = viewer.post("/account/", {"current_password": PASSWORD, "password": new})
     assert answer.status_code == 302
     assert User.objects.get(username="vera").check_password(new)
-    answer = viewer.post("/account/tokens/", {"note": "laptop"})
+    answer = viewer.post("/account/tokens/new/", TOKEN)
     html = markup(viewer.get(answer["Location"]))
     text = re.search(r"pat-mm-\w{12}-\w{39}", html)
     assert text is not None
@@ -544,7 +545,7 @@ def test_own_password_and_tokens(viewer: Client) -> None:
 
 def test_a_secret_is_shown_to_its_creator_only(as_user: Callable[[str], Client]) -> None:
     """Another person who opens the address of a new token gets nothing."""
-    answer = as_user("vera").post("/account/tokens/", {"note": "laptop"})
+    answer = as_user("vera").post("/account/tokens/new/", TOKEN)
     assert as_user("otto").get(answer["Location"])["Location"] == "/account/"
     assert "pat-mm-" in markup(as_user("vera").get(answer["Location"]))
 
@@ -972,7 +973,7 @@ def test_all_other_logins_end_at_once(team: dict[str, User]) -> None:
     assert there.get("/account/").status_code == 302
     assert here.get("/account/").status_code == 200
     there.force_login(team["vera"])
-    here.post("/account/", {"old": PASSWORD, "password": "another long password"})
+    here.post("/account/", {"current_password": PASSWORD, "password": "another long password"})
     assert there.get("/account/").status_code == 302
     assert here.get("/account/").status_code == 200
     admin.post("/people/vera/active/", {"on": "0"})
