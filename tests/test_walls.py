@@ -124,12 +124,10 @@ KNOWN_ONLY_INSIDE = re.compile(
 INSIDE = ("mmadmin/core/engines/", "mmadmin/core/formats/", "deployments/catalog/", "/migrations/")
 """Where such words belong; of the first two only their folders, not the files beside them."""
 STILL_SAID: dict[str, str] = {
-    "mmadmin/cli/fit.py": "the listing of a repository is still one of GGUF sets",
     "mmadmin/core/catalog.py": "the engine of a file that names none",
     "mmadmin/core/fit/rules.py": "the table of rules names the engines and formats that they are about",
     "mmadmin/core/spec/lock.py": "the names in locks of format 1",
     "mmadmin/host/adopt.py": "models of other programs' caches, which are GGUF files",
-    "templates/editing/_found.html": "the listing of a repository is still one of GGUF sets",
     "templates/editing/page.html": "an example of a repository",
 }
 """Files outside that say one, and why; this list only gets shorter."""

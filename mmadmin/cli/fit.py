@@ -143,7 +143,7 @@ def hub(
     revision: Revision = "main",
     as_json: JsonFlag = False,
 ) -> None:
-    """List the GGUF sets of a hub repository: quants, sizes, licence. Downloads nothing.
+    """List the models of a hub repository: quants, sizes, licence. Downloads nothing.
 
     Example: mm hub unsloth/Mistral-Medium-3.5-128B-GGUF
     """
@@ -169,6 +169,6 @@ def hub(
         Column("files", whole=True, right=True, drop=3),
         Column("name", drop=1),
     ]
-    table(columns, rows, empty="it holds no GGUF")
+    table(columns, rows, empty="it holds no model")
     for note in found.notes:
         console.print(f"[yellow]note[/]: {escape(note)}")

@@ -306,40 +306,42 @@ def offers(
 ) -> dict[str, Json]:
     """A repository's sets and whether each fits on each host, for the page of a new deployment.
 
-    One set's header is read; the others have the same layers, and their weights are scaled by the
-    size of their files (`exact` says which). `best` is the largest that fits without stopping
-    anything. Blocking; a few megabytes.
+    One header is read of each format; its other sets have the same layers, and their weights are
+    scaled by the size of their files (`exact` says which). `best` is the largest that fits without
+    stopping anything. Blocking; a few megabytes.
     """
     from mmadmin.host.hub_browser import browse
 
     listing = browse(hub, repo, revision)
     models = [one for one in listing.sets if one.kind == MODEL and not one.missing]
     data = listing.as_json()
-    if not models:
-        return {**data, "architecture": "", "best": None, "offers": []}
-    read, header, notes = _first_readable(hub, listing, models)
-    if read is None or header is None:
-        known = cast("list[Json]", data["notes"])
-        return {**data, "notes": [*known, *notes], "architecture": "", "best": None, "offers": []}
-    kind = catalog.format_of_set(read)
-    engine = next(one for one in catalog.engines().values() if one.model_format == kind.kind)
-    options = engine.read_options(serve or engine.first_options(header))
-    same_format = [one for one in models if catalog.format_of_set(one) is kind]
+    notes = list(cast("list[str]", data["notes"]))
     made: list[dict[str, Json]] = []
-    for one in same_format:
-        expected = header if one is read else kind.scaled(header, one, read)
-        offer = _offer(one, expected, hosts, engine, options)
-        made.append(
-            {**offer, "exact": one is read, "projector": kind.attachment(listing.files, one)}
-        )
-    best = [
-        one.label
-        for one, offer in zip(same_format, made, strict=True)
-        if any(row["ok"] and not row["stop"] for row in cast("list[dict[str, Json]]", offer["fit"]))
-    ]
+    best: list[str] = []
+    architecture = ""
+    for kind in catalog.formats().values():
+        of_format = [one for one in models if catalog.format_of_set(one) is kind]
+        engine = next((e for e in catalog.engines().values() if e.model_format == kind.kind), None)
+        if not of_format or engine is None:
+            notes += [f"{one.name}: no engine here loads a {kind.kind}" for one in of_format]
+            continue
+        read, header, problems = _first_readable(hub, listing, of_format)
+        notes += problems
+        if read is None or header is None:
+            continue
+        architecture = architecture or header.architecture
+        options = engine.read_options(serve or engine.first_options(header))
+        for one in of_format:
+            expected = header if one is read else kind.scaled(header, one, read)
+            offer = _offer(one, expected, hosts, engine, options)
+            fit = cast("list[dict[str, Json]]", offer["fit"])
+            best += [one.label] if any(row["ok"] and not row["stop"] for row in fit) else []
+            attached = kind.attachment(listing.files, one)
+            made.append({**offer, "exact": one is read, "projector": attached})
     return {
         **data,
-        "architecture": header.architecture,
+        "notes": cast("Json", notes),
+        "architecture": architecture,
         "best": best[-1] if best else None,
         "offers": cast("Json", made),
     }
@@ -370,6 +372,7 @@ def _offer(
     memory = engine.memory
     answer = place(Wanted(memory, header, options, memory.case(header, options)), hosts)
     return {
+        "engine": engine.kind,
         "quant": one.quant,
         "name": one.name,
         "files": [file.path for file in one.files],

@@ -28,6 +28,9 @@ NEXT_RANGE = 768 * 1024
 BYTE_LIMIT = 32 * 1024 * 1024
 """The most that is read of all headers of a set: vocabularies of a million words fit."""
 REQUEST_LIMIT = 40
+"""Besides what each further file of a set takes."""
+REQUESTS_PER_FILE = 4
+"""A redirect, the first range and two more."""
 STALL_S = 30.0
 
 
@@ -109,7 +112,7 @@ def browse(hub: Hub, repo: str, revision: str = "main") -> Listing:
         gated=gated,
         sets=sets,
         other_files=len(found) - sum(len(one.files) for one in sets),
-        notes=_notes(repo, name, sets, gated=gated),
+        notes=_notes(repo, name, sets, page=f"{hub.endpoint}/{name}" if gated else ""),
         files=tuple(found),
     )
 
@@ -120,7 +123,7 @@ def read_header(hub: Hub, repo: str, commit: str, chosen: FileSet) -> Glimpse:
     Raises `InvalidModel` when a file is damaged or of another format, and what `browse` raises.
     """
     with client(stall_s=STALL_S) as http:
-        budget = _Budget(http)
+        budget = _Budget(http, REQUEST_LIMIT + REQUESTS_PER_FILE * len(chosen.files))
         header = catalog.format_of_set(chosen).read_remote(
             chosen, _opener(hub, repo, commit, budget)
         )
@@ -133,7 +136,7 @@ def read_template(hub: Hub, repo: str, commit: str, chosen: FileSet) -> str | No
     Blocking. Raises as `read_header`.
     """
     with client(stall_s=STALL_S) as http:
-        opener = _opener(hub, repo, commit, _Budget(http))
+        opener = _opener(hub, repo, commit, _Budget(http, REQUEST_LIMIT))
         return catalog.format_of_set(chosen).read_remote_template(chosen, opener)
 
 
@@ -146,6 +149,7 @@ class _Budget:
     """What a look at a set may cost, and has cost."""
 
     http: httpx2.Client
+    request_limit: int
     requests: int = 0
     bytes_read: int = 0
 
@@ -153,7 +157,7 @@ class _Budget:
         self, url: str, headers: Mapping[str, str], start: int, end: int
     ) -> tuple[bytes, str]:
         """Bytes [start, end) of a file, and the address that answered at last."""
-        if self.requests >= REQUEST_LIMIT or self.bytes_read + end - start > BYTE_LIMIT:
+        if self.requests >= self.request_limit or self.bytes_read + end - start > BYTE_LIMIT:
             raise InvalidModel(
                 f"its header is longer than {BYTE_LIMIT >> 20} MiB",
                 remedy="download the file to look at it",
@@ -256,16 +260,22 @@ def _licence(info: Any, card: Mapping[str, Any]) -> str:
     return next((t.removeprefix("license:") for t in tags if t.startswith("license:")), "")
 
 
-def _notes(asked: str, name: str, sets: tuple[FileSet, ...], *, gated: bool) -> tuple[str, ...]:
+def _notes(asked: str, name: str, sets: tuple[FileSet, ...], *, page: str) -> tuple[str, ...]:
+    """`page`: where a gated repository's licence is accepted."""
     notes: list[str] = []
     if name != asked:
         notes.append(f"{asked} was renamed: the hub has it as {name} now; write that name")
-    if gated:
-        notes.append("its files want a licence accepted by the account of HF_TOKEN")
+    if page:
+        notes.append(
+            f"it is gated: accept its licence at {page}, then set HF_TOKEN to a token of that "
+            "account"
+        )
     if not any(one.kind == "model" for one in sets):
         known = ", ".join(kind.upper() for kind in sorted(catalog.formats()))
+        others = ", ".join(f"{one.files[0].path} ({one.kind})" for one in sets)
         notes.append(
-            f"it has no model in a known format ({known}); look for a repository that says so"
+            f"it has no model in a known format ({known})"
+            + (f", only {others}" if others else "; look for a repository that says so")
         )
     notes += [
         f"{one.label}: shard {', '.join(map(str, one.missing))} of {one.shards} is missing"

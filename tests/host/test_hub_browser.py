@@ -216,10 +216,12 @@ def test_selectors_on_a_listing_of_everything(local: LocalHub) -> None:
     assert len(caught.value.details["candidates"]) == 4
 
 
-def test_a_repository_without_gguf_says_so(local: LocalHub) -> None:
-    """A checkpoint repository is no error, and the note says where to look."""
-    local.repo("team/m").commit({"model.safetensors": bytes(3000)})
-    assert "no model in a known format (GGUF)" in browse(quick(local), "team/m").notes[0]
+def test_a_repository_without_a_model_says_what_it_has(local: LocalHub) -> None:
+    """Weights without a configuration and pickles are named with their kind."""
+    local.repo("team/m").commit({"unet.safetensors": bytes(3000), "pytorch_model.bin": b"x"})
+    (note,) = browse(quick(local), "team/m").notes
+    assert "unet.safetensors (weights)" in note
+    assert "pytorch_model.bin (pickle)" in note
 
 
 def test_missing_private_and_gated_are_told_apart(local: LocalHub) -> None:

@@ -9,13 +9,11 @@ goes wrong in here means that the file is not valid.
 from __future__ import annotations
 
 import hashlib
-import json
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from mmadmin.core.build.recipe import Json
-from mmadmin.core.errors import MmError
+from mmadmin.core.formats.child import answer_requests, answered
 from mmadmin.core.formats.gguf.header import (
     GgufArray,
     GgufHeader,
@@ -113,29 +111,22 @@ def _plain(value: float | bool | str) -> Json:  # noqa: FBT001
     return value
 
 
-def answer(request: Mapping[str, Json]) -> dict[str, Json]:
-    """The child's answer; every exception means that the file is not valid."""
-    try:
-        files = request["files"]
-        if not isinstance(files, list):
-            raise TypeError("files")  # noqa: TRY301
-        headers = read_model([Path(str(file)) for file in files])
-        found: dict[str, Json] = {"report": report(headers, Path(str(files[0])).name)}
-        if request.get("template"):
-            found["template"] = headers[0].string(TEMPLATE)
-    except MmError as error:
-        return {"error": {"message": error.message, "remedy": error.remedy}}
-    except Exception as error:  # noqa: BLE001 (A hostile file must not look like our bug.)
-        message = f"the file cannot be read: {type(error).__name__}: {error}"
-        return {"error": {"message": message, "remedy": "fetch the file again"}}
+def read(request: Mapping[str, Json]) -> dict[str, Json]:
+    """What the child answers."""
+    files = request["files"]
+    if not isinstance(files, list):
+        raise TypeError("files")
+    headers = read_model([Path(str(file)) for file in files])
+    found: dict[str, Json] = {"report": report(headers, Path(str(files[0])).name)}
+    if request.get("template"):
+        found["template"] = headers[0].string(TEMPLATE)
     return found
 
 
-def main() -> None:
-    """Read the request file, write the answer file."""
-    request = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    Path(sys.argv[2]).write_text(json.dumps(answer(request)), encoding="utf-8")
+def answer(request: Mapping[str, Json]) -> dict[str, Json]:
+    """The child's answer; every exception means that the file is not valid."""
+    return answered(read, request)
 
 
 if __name__ == "__main__":
-    main()
+    answer_requests(read)
