@@ -230,11 +230,6 @@ def snapshot_from_json(text: str | bytes) -> Snapshot:
         ) from error
 
 
-def usage_to_json(usage: Usage) -> str:
-    """One usage record, as it lies in the spool and travels in the stream."""
-    return json.dumps(asdict(usage), separators=(",", ":"), ensure_ascii=False)
-
-
 def usage_from_json(text: str | bytes) -> Usage:
     """Read one usage event; `InvalidInput` when it is damaged."""
     try:

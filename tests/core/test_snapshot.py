@@ -18,8 +18,8 @@ from mmadmin.core.snapshot import (
     snapshot_from_json,
     snapshot_to_json,
     usage_from_json,
-    usage_to_json,
 )
+from tests.support.usage import usage_to_json
 
 _ROUTE = Route(
     deployment="smollm2",

@@ -11,8 +11,9 @@ from django.db import connections
 
 from deployments.jobs import usage
 from deployments.models import ClientKey, UsageBucket, UsageEvent
-from mmadmin.core.snapshot import USAGE_ACK_KEY, USAGE_STREAM, Usage, usage_to_json
+from mmadmin.core.snapshot import USAGE_ACK_KEY, USAGE_STREAM, Usage
 from tests.deployments.conftest import People
+from tests.support.usage import usage_to_json
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.database]
 

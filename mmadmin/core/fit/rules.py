@@ -10,7 +10,7 @@ A field of the case that is not known (None, empty) triggers no rule.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Literal
@@ -509,12 +509,3 @@ def _is_fp8(case: Case) -> bool:
 
 def _is_nvfp4(case: Case) -> bool:
     return case.quantization == "nvfp4" or case.scheme == "nvfp4"
-
-
-def rule_table(rules: Sequence[Rule] = RULES) -> str:
-    """The rules as a Markdown table, for docs/rules.md."""
-    rows = ["| rule | | fact | instead | known from |", "|---|---|---|---|---|"]
-    rows += [
-        f"| `{r.name}` | {r.severity} | {r.message} | {r.remedy} | {r.source} |" for r in rules
-    ]
-    return "\n".join(rows)

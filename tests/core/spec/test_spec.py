@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from mmadmin.core.catalog import engine
 from mmadmin.core.errors import InvalidSpec
-from mmadmin.core.spec.spec import describe_spec, parse_spec, spec_from_document, spec_to_toml
+from mmadmin.core.spec.spec import describe_spec, parse_spec, spec_from_document
 from mmadmin.core.spec.tables import sections_of
+from tests.support.spec_toml import spec_to_toml
 
 CATALOG = Path(__file__).parents[3] / "deployments" / "catalog"
 SMALL = """

@@ -71,12 +71,6 @@ def set_names(name: str) -> list[str]:
     return [shard.sibling(index) for index in range(1, shard.count + 1)]
 
 
-def single_name(name: str) -> str:
-    """The name of the merged file: never with a shard suffix, which loaders would believe."""
-    shard = parse_name(name)
-    return f"{shard.stem}.gguf" if shard else name
-
-
 def find_set(one: Path) -> list[Path]:
     """The paths of a complete set, from any of its shards. Raises `InvalidModel`."""
     paths = [one.parent / name for name in set_names(one.name)]

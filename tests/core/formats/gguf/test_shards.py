@@ -16,7 +16,6 @@ from mmadmin.core.formats.gguf.shards import (
     parse_name,
     read_set,
     set_names,
-    single_name,
 )
 from tests.support.models import LFS_POINTER, cut, make_model, make_shards
 
@@ -28,9 +27,7 @@ def test_names_are_taken_apart_and_put_together() -> None:
     for name in ("best-of-breed.gguf", "m.gguf", "m-1-of-3.gguf", "m-00001-of-00003.bin"):
         assert parse_name(name) is None
         assert set_names(name) == [name]
-        assert single_name(name) == name
     assert parse_name("model-00001-of-00001.gguf") == ShardName("model", 1, 1)
-    assert single_name("model-00001-of-00001.gguf") == "model.gguf"
 
 
 @pytest.mark.parametrize(
