@@ -20,6 +20,7 @@ from contextlib import suppress
 from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
+from typing import TypedDict
 
 import redis
 from django.conf import settings
@@ -39,6 +40,7 @@ from mmadmin.core.snapshot import (
     NUDGE_CHANNEL,
     REVOKE_CHANNEL,
     SNAPSHOT_KEY,
+    AnswerFields,
     ErrorPatterns,
     KeyRecord,
     ReplicaRoute,
@@ -128,11 +130,11 @@ def current_snapshot() -> Snapshot:
     now = timezone.now()
     replicas: dict[int, list[ReplicaRoute]] = {}
     contexts: dict[int, int] = {}
-    errors: dict[int, ErrorPatterns] = {}
+    known: dict[int, EngineFacts] = {}
     for replica in Replica.objects.filter(state=ReplicaState.READY, trial=None):
         replicas.setdefault(replica.generation_id, []).append(_replica_route(replica))
         contexts[replica.generation_id] = replica.context_per_slot
-        errors[replica.generation_id] = _error_patterns(replica)
+        known[replica.generation_id] = _engine_facts(replica)
     routes: dict[str, Route] = {}
     deployments = Deployment.objects.filter(archived_at=None).select_related("live")
     # of two with the same model name at most one is live, and comes last
@@ -149,7 +151,7 @@ def current_snapshot() -> Snapshot:
             hold_until=_unix(deployment.hold_until),
             created=_unix(deployment.created_at),
             context_per_slot=contexts.get(live.pk, 0) if live else 0,
-            errors=errors.get(live.pk, ErrorPatterns()) if live else ErrorPatterns(),
+            **known.get(live.pk, NO_FACTS) if live else NO_FACTS,
         )
     keys = {
         row["key_id"]: KeyRecord(
@@ -188,8 +190,8 @@ def _trials() -> dict[str, Route]:
             replicas=[_replica_route(replica)],
             created=_unix(trial.opened_at if trial else None),
             context_per_slot=replica.context_per_slot,
-            errors=_error_patterns(replica),
             trial=True,
+            **_engine_facts(replica),
         )
     return found
 
@@ -200,8 +202,18 @@ def _replica_route(replica: Replica) -> ReplicaRoute:
     )
 
 
-def _error_patterns(replica: Replica) -> ErrorPatterns:
-    """How its engine words errors; none where the kind of engine is not known here."""
+class EngineFacts(TypedDict, total=False):
+    """What a route says about its engine's ways."""
+
+    errors: ErrorPatterns
+    answers: AnswerFields
+
+
+NO_FACTS = EngineFacts()
+
+
+def _engine_facts(replica: Replica) -> EngineFacts:
+    """What the gate must know of its engine; nothing where the kind of engine is not known here."""
     from mmadmin.core import catalog
     from mmadmin.core.spec.spec import parse_spec
 
@@ -210,7 +222,10 @@ def _error_patterns(replica: Replica) -> ErrorPatterns:
         with suppress(MmError):
             kind = parse_spec(replica.generation.spec_toml).engine_kind
     engine = catalog.engines().get(kind)
-    return engine.questions.error_patterns if engine else ErrorPatterns()
+    if engine is None:
+        return NO_FACTS
+    questions = engine.questions
+    return EngineFacts(errors=questions.error_patterns, answers=questions.answer_fields)
 
 
 def _unix(moment: datetime | None) -> int:

@@ -165,7 +165,7 @@ def _key_of(user: User) -> str:
 
 
 async def _relay(body: bytes, key: str, agent: str) -> HttpResponseBase:
-    client = httpx2.AsyncClient(base_url=settings.GATE_URL, timeout=TIMEOUT)
+    client = httpx2.AsyncClient(base_url=settings.GATE_URL, timeout=TIMEOUT, trust_env=False)
     headers = {
         "authorization": f"Bearer {key}",
         "content-type": "application/json",

@@ -130,6 +130,7 @@ def _broker(home: Home, env: Mapping[str, str]) -> Service:
 def _panel(home: Home, ports: Ports, env: Mapping[str, str]) -> ProgramSpec:
     argv = [sys.executable, "-m", "uvicorn", "mmadmin.asgi:application"]
     argv += ["--host", bind_address(), "--port", str(ports.panel), "--lifespan", "off"]
+    argv += ["--http", "mmadmin.gate.wire:PlainProtocol", "--ws", "none"]
     argv += ["--no-access-log", "--timeout-graceful-shutdown", "3", "--no-server-header"]
     argv += ["--forwarded-allow-ips", os.environ.get("MM_TRUSTED_PROXIES") or "127.0.0.1"]
     return ProgramSpec(

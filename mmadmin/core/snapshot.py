@@ -50,6 +50,20 @@ class ErrorPatterns:
     """Matches the beginning of messages that are about the request although the status is 500."""
     context_type: str = ""
     """The error's `type` when the request is longer than the context."""
+    advice: str = ""
+    """Matches what a message advises the operator to do; clients do not see it."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerFields:
+    """What an engine reads in a request about the size of its answer, and how it counts it."""
+
+    caps: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """By path: the fields of which one bounds the answer. Without: those of the API."""
+    choices: Sequence[str] = ("n",)
+    """The fields of which one is the number of answers to a prompt."""
+    usage_of_one: bool = False
+    """The usage that it reports is that of one answer, however many there are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +98,8 @@ class Route:
     context_per_slot: int = 0
     errors: ErrorPatterns = ErrorPatterns()
     """How its engine words errors."""
+    answers: AnswerFields = AnswerFields()
+    """What its engine reads about the size of an answer."""
     trial: bool = False
     """It leads to a generation that runs beside the live one for a while; `public_name` is the
     generation's uid, and only keys with `trials` know of it."""
@@ -291,6 +307,7 @@ def _route(value: Any) -> Route:
         created=_int(value.get("created", 0)),
         context_per_slot=_int(value.get("context_per_slot", 0)),
         errors=_errors(value.get("errors", {})),
+        answers=_answers(value.get("answers", {})),
         trial=_bool(value.get("trial", False)),
     )
 
@@ -303,6 +320,15 @@ def _errors(value: Any) -> ErrorPatterns:
         except re.error as error:
             raise ValueError(f"{pattern!r} is not a regular expression") from error
     return ErrorPatterns(**known)
+
+
+def _answers(value: Any) -> AnswerFields:
+    usual = AnswerFields()
+    return AnswerFields(
+        caps={str(path): _strings(names) for path, names in value.get("caps", {}).items()},
+        choices=_strings(value.get("choices", usual.choices)),
+        usage_of_one=_bool(value.get("usage_of_one", usual.usage_of_one)),
+    )
 
 
 def _key(value: Any) -> KeyRecord:

@@ -193,6 +193,11 @@ SECTIONS: dict[str, tuple[Variable, ...]] = {
         Variable("MM_GATE_QUEUE_TIMEOUT_S", "longest wait in the queue, s", "300", least=1),
         Variable("MM_GATE_REQUEST_TIMEOUT_S", "longest request, s", "3600", least=1),
         Variable("MM_GATE_STOP_S", "streams may finish for so long at a stop, s", "120", least=1),
+        Variable(
+            "MM_GATE_CORS_ORIGINS",
+            "origins whose web pages may call the gate, with commas; `*` = all",
+            "none",
+        ),
         Variable("MM_GATE_ACCESS_LOG", "0 = no line a request", "1"),
         Variable("MM_GATE_SPOOL_FSYNC", "`always` = each event synced before its answer ends", ""),
     ),

@@ -18,12 +18,21 @@ import orjson
 
 from mmadmin.core.snapshot import KeyRecord, Route
 from mmadmin.gate.directory import Directory
-from mmadmin.gate.endpoints import MODEL, MODELS, POSTS, Endpoint
-from mmadmin.gate.intake import Head, model_card, model_of_form, payload_of, too_large
+from mmadmin.gate.endpoints import HEALTH, MODEL, MODELS, POSTS, Endpoint
+from mmadmin.gate.intake import (
+    Head,
+    model_card,
+    model_list,
+    model_of_form,
+    payload_of,
+    refusal_of_address,
+    too_large,
+)
 from mmadmin.gate.limits import Limiter
-from mmadmin.gate.refusal import Dialect, Refusal, no_model, not_served, wrong_key
+from mmadmin.gate.refusal import Dialect, Refusal, ended_key, no_model, not_served
 from mmadmin.gate.relay import Exchange, Relay
 from mmadmin.gate.request import Request, Stop
+from mmadmin.gate.rewriting import answers_asked, with_usage, worst_case
 from mmadmin.gate.settings import GateSettings
 from mmadmin.gate.traffic import Traffic
 from mmadmin.gate.usage import Outcome
@@ -83,9 +92,12 @@ class Gate:
             if endpoint is not None and scope["method"] == "POST":
                 request.endpoint = endpoint
                 dialect = endpoint.dialect
-                await self._serve(request, endpoint, scope["headers"], receive, send)
+                exchange = await self._admit(request, endpoint, scope["headers"], receive, send)
+                await self._relay.serve(exchange)
             else:
-                await self._answer_about_models(request, scope, path, send)
+                head = Head(scope["headers"])
+                dialect = "anthropic" if head.is_anthropic else "openai"
+                await self._answer_otherwise(request, scope, path, head, send)
         except Refusal as refusal:
             await self._refuse(request, refusal, dialect, send)
         except Gone:
@@ -103,19 +115,20 @@ class Gate:
             await self._refuse(request, broken, dialect, send, outcome="failed")
         finally:
             request.forget_connection()
-            self.traffic.body_bytes -= request.body_bytes
+            self.traffic.drop_body(request)
             self.traffic.requests.pop(request.request_id, None)
             if not request.settled:
                 self.traffic.settle(request, CLIENT_LEFT, "cancelled")
 
-    async def _serve(
+    async def _admit(
         self,
         request: Request,
         endpoint: Endpoint,
         headers: list[tuple[bytes, bytes]],
         receive: Receive,
         send: Send,
-    ) -> None:
+    ) -> Exchange:
+        """Read a request and decide where it goes. Its body is kept once, by the request."""
         head = Head(headers)
         key = self._authenticate(request, head)
         body = await self._read_request(request, head, receive)
@@ -134,20 +147,24 @@ class Gate:
                 "Use a key that may, or ask for access.",
                 reason="endpoint_not_allowed",
             )
-        await self._relay.serve(
-            Exchange(
-                request=request,
-                endpoint=endpoint,
-                key=key,
-                route=route,
-                body=body,
-                payload=payload,
-                passed_on=head.passed_on,
-                send=send,
-            )
+        request.body, hide_usage = (b"", body), False
+        if request.streamed and endpoint.asks_usage:
+            request.body, hide_usage = with_usage(body, payload)
+        answers = request.answers = answers_asked(endpoint, route, payload)
+        return Exchange(
+            request=request,
+            endpoint=endpoint,
+            key=key,
+            route=route,
+            hide_usage=hide_usage,
+            reports=answers if route.answers.usage_of_one else 1,
+            tokens=worst_case(endpoint, route, request.body_bytes, payload, answers),
+            passed_on=head.passed_on,
+            send=send,
         )
 
     def _authenticate(self, request: Request, head: Head) -> KeyRecord:
+        request.wait_for_body()
         if head.size > HEADER_LIMIT_BYTES:
             raise Refusal(
                 431,
@@ -159,10 +176,11 @@ class Gate:
         request.key = key
         request.task = asyncio.current_task(self._loop)
         self.traffic.requests[request.request_id] = request
-        request.deadline = request.started + self.settings.request_timeout_s
         return key
 
-    async def _read_request(self, request: Request, head: Head, receive: Receive) -> bytes:
+    async def _read_request(
+        self, request: Request, head: Head, receive: Receive
+    ) -> bytes | bytearray:
         """The body, whole."""
         limit = self.settings.body_limit_bytes
         request.client_request_id = head.client_id
@@ -175,19 +193,18 @@ class Gate:
             )
         body = await self._read_body(request, receive, limit)
         request.receive = receive
+        request.deadline = request.started + self.settings.request_timeout_s
         return body
 
-    async def _read_body(self, request: Request, receive: Receive, limit: int) -> bytes:
+    async def _read_body(self, request: Request, receive: Receive, limit: int) -> bytes | bytearray:
         """The whole body; `Gone` when the client leaves, `Refusal` when it is too large."""
-        parts: list[bytes] = []
+        whole: bytes | bytearray = b""
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":
                 raise Gone
-            part = message.get("body", b"")
-            parts.append(part)
-            request.body_bytes += len(part)
-            self.traffic.body_bytes += len(part)
+            part: bytes = message.get("body", b"")
+            self.traffic.hold_body(request, len(part))
             if request.body_bytes > limit:
                 raise too_large(limit)
             if self.traffic.body_bytes > limit * BODIES_AT_ONCE:
@@ -197,8 +214,15 @@ class Gate:
                     reason="overloaded",
                     retry_after_s=5,
                 )
+            if not whole:
+                whole = part
+            elif isinstance(whole, bytes):
+                whole = bytearray(whole) + part
+            else:
+                whole += part
             if not message.get("more_body"):
-                return parts[0] if len(parts) == 1 else b"".join(parts)
+                return whole
+            request.wait_for_body()
 
     def _route(self, request: Request, endpoint: Endpoint, key: KeyRecord, name: object) -> Route:
         """The route of a model name, as far as the key may know."""
@@ -220,39 +244,34 @@ class Gate:
             raise not_served(name)
         return route
 
-    # models
+    # everything else
 
-    async def _answer_about_models(
-        self, request: Request, scope: Message, path: bytes, send: Send
+    async def _answer_otherwise(
+        self, request: Request, scope: Message, path: bytes, head: Head, send: Send
     ) -> None:
-        """`/v1/models`, one model, or the refusal of everything else."""
+        """The models, the gate's health, or the refusal of everything else."""
+        method: str = scope["method"]
+        if path == HEALTH and method in ("GET", "HEAD"):
+            ready = self.traffic.ready
+            body = b'{"status":"ok"}' if ready else b'{"status":"unavailable"}'
+            self.traffic.settle(request, 200 if ready else 503, "ok")
+            await self._send_whole(send, 200 if ready else 503, body, [_JSON])
+            return
         about_models = path == MODELS or (path.startswith(MODEL) and len(path) > len(MODEL))
-        if not about_models or scope["method"] not in ("GET", "HEAD"):
-            allowed = b"POST" if path in POSTS else b"GET, HEAD" if about_models else b""
-            if allowed:
-                refusal = Refusal(
-                    405,
-                    f"This URL does not allow {scope['method'][:16]}. Use {allowed.decode()}.",
-                    reason="method_not_allowed",
-                )
-                refusal.headers.append((b"allow", allowed))
-                raise refusal
-            raise Refusal(
-                404,
-                "Unknown URL. The API is under `/v1`, for example `/v1/chat/completions`.",
-                reason="unknown_url",
-            )
-        key = self.traffic.keys.check(Head(scope["headers"]).key_text)
+        if not about_models or method not in ("GET", "HEAD"):
+            offered = next((v for n, v in scope["headers"] if n == b"upgrade"), b"")
+            raise refusal_of_address(request.path, path, method, offered, about_models=about_models)
+        key = self.traffic.keys.check(head.key_text)
         request.key = key
-        usable = {r.public_name: model_card(r) for r in self.traffic.usable(key, trials=True)}
+        usable = {r.public_name: r for r in self.traffic.usable(key, trials=True)}
         if path == MODELS:
-            body = orjson.dumps({"object": "list", "data": list(usable.values())})
+            body = orjson.dumps(model_list(usable.values(), anthropic=head.is_anthropic))
         else:
             name = unquote(path[len(MODEL) :].decode("latin-1"))
             request.model = name
             if name not in usable:
                 raise no_model(name)
-            body = orjson.dumps(usable[name])
+            body = orjson.dumps(model_card(usable[name], anthropic=head.is_anthropic))
         self.traffic.settle(request, 200, "ok")
         await self._send_whole(send, 200, body, [_JSON, *self.traffic.generation_headers(request)])
 
@@ -308,9 +327,17 @@ class Gate:
                 retry_after_s=5,
             )
         elif why is Stop.REVOKED:
-            ending = wrong_key()
+            record = self.traffic.snapshot.keys.get(request.key.key_id) if request.key else None
+            ending = ended_key(record.state if record else "revoked")
         elif why is Stop.CLOSED:
             ending = not_served(request.model)
+        elif request.receive is None:
+            ending = Refusal(
+                408,
+                "The request body stopped arriving. Send the request again.",
+                reason="body_timeout",
+            )
+            ending.headers.append((b"connection", b"close"))
         elif request.waiting:
             ending = Refusal(
                 503,

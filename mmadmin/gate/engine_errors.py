@@ -26,6 +26,8 @@ def refusal_of_response(  # noqa: C901, PLR0911 (a table of cases)
     """The client's error for an engine's response that is not a success."""
     error = _error_of(body)
     message = _message_of(error, body)[:_SHOWN]
+    if patterns.advice:
+        message = re.sub(patterns.advice, "", message)
     if status in (401, 403):
         return Refusal(
             502,
@@ -55,12 +57,12 @@ def refusal_of_response(  # noqa: C901, PLR0911 (a table of cases)
             reason="model_unavailable",
             retry_after_s=_retry_after(headers) or 5,
         )
-    if status == 404:  # noqa: PLR2004 (the gate has the endpoint, the engine does not)
+    if status in (404, 501):  # the engine lacks the endpoint, or it is off, or the model cannot
         return Refusal(
-            404, "This model does not offer this endpoint. Use another one.", reason="not_supported"
+            400,
+            "This model does not offer this endpoint. Use another one.",
+            reason="not_supported",
         )
-    if status == 501:  # noqa: PLR2004 (switched off, or the model cannot)
-        return Refusal(400, message, reason="not_supported", kind="invalid_request_error")
     if status == 429:  # noqa: PLR2004
         return Refusal(429, message, reason="overloaded", retry_after_s=_retry_after(headers) or 1)
     if 400 <= status < 500:  # noqa: PLR2004

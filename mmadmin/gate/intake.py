@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
+from datetime import UTC, datetime
 from typing import Any
 
 import orjson
 
 from mmadmin.core.snapshot import Route
+from mmadmin.gate.endpoints import HEALTH, POSTS, meant_by
 from mmadmin.gate.refusal import Refusal
 
 _FORM_MODEL = re.compile(rb'name="?model"?\r\n(?:[^\r\n]+\r\n)*\r\n([^\r\n]{1,256})\r\n--')
@@ -20,7 +23,14 @@ _PASSED_ON = (b"content-type", b"accept", b"anthropic-version", b"anthropic-beta
 class Head:
     """What the gate reads out of a request's headers, in one pass."""
 
-    __slots__ = ("body_bytes", "client_id", "key_text", "packed", "passed_on", "size")
+    __slots__ = (
+        "body_bytes",
+        "client_id",
+        "key_text",
+        "packed",
+        "passed_on",
+        "size",
+    )
 
     def __init__(self, headers: list[tuple[bytes, bytes]]) -> None:
         self.key_text: str | None = None
@@ -55,17 +65,35 @@ class Head:
             elif name == b"x-client-request-id" and _CLIENT_ID.fullmatch(value):
                 self.client_id = value.decode()
 
+    @property
+    def is_anthropic(self) -> bool:
+        """Whether the client speaks Anthropic's API."""
+        return b"anthropic-version: " in self.passed_on
 
-def model_of_form(body: bytes) -> str | None:
+
+def model_of_form(body: bytes | bytearray) -> str | None:
     """The field `model` of a multipart form."""
     found = _FORM_MODEL.search(body)
     return found[1].decode(errors="replace") if found else None
 
 
-def model_card(route: Route) -> dict[str, object]:
-    """One entry of `/v1/models`."""
+def model_list(routes: Iterable[Route], *, anthropic: bool) -> dict[str, object]:
+    """`/v1/models`, in the shape of the client's API."""
+    cards = [model_card(route, anthropic=anthropic) for route in routes]
+    if not anthropic:
+        return {"object": "list", "data": cards}
+    ends = [card["id"] for card in (cards[:1] + cards[-1:])] or [None, None]
+    return {"data": cards, "has_more": False, "first_id": ends[0], "last_id": ends[-1]}
+
+
+def model_card(route: Route, *, anthropic: bool) -> dict[str, object]:
+    """One model."""
+    name = route.public_name
+    if anthropic:
+        created = datetime.fromtimestamp(route.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        return {"type": "model", "id": name, "display_name": name, "created_at": created}
     card: dict[str, object] = {
-        "id": route.public_name,
+        "id": name,
         "object": "model",
         "created": route.created,
         "owned_by": "mmadmin",
@@ -75,7 +103,41 @@ def model_card(route: Route) -> dict[str, object]:
     return card
 
 
-def payload_of(body: bytes) -> dict[str, Any]:
+def refusal_of_address(
+    asked: str, path: bytes, method: str, offered: bytes, *, about_models: bool
+) -> Refusal:
+    """Why nothing is served there: 426 for a WebSocket, 405, or 404 with what was meant.
+
+    `offered` is the protocol to which the client would like to upgrade.
+    """
+    if offered.lower() == b"websocket" and method == "GET":
+        refusal = Refusal(
+            426,
+            "WebSockets are not supported. Send the request with POST over HTTP.",
+            reason="websocket_not_supported",
+        )
+        refusal.headers.append((b"upgrade", b"HTTP/1.1"))
+        return refusal
+    allowed = b"POST" if path in POSTS else b"GET, HEAD" if about_models or path == HEALTH else b""
+    if allowed:
+        refusal = Refusal(
+            405,
+            f"This URL does not allow {method[:16]}. Use {allowed.decode()}.",
+            reason="method_not_allowed",
+        )
+        refusal.headers.append((b"allow", allowed))
+        return refusal
+    meant = meant_by(asked)
+    return Refusal(
+        404,
+        f"Unknown URL. Did you mean `{meant}`?"
+        if meant
+        else "Unknown URL. The API is under `/v1`, for example `/v1/chat/completions`.",
+        reason="unknown_url",
+    )
+
+
+def payload_of(body: bytes | bytearray) -> dict[str, Any]:
     """The JSON object of a body; `Refusal` (400) when it is something else."""
     try:
         payload = orjson.loads(body)

@@ -12,7 +12,7 @@ import time
 
 from mmadmin.core.access import key_digest, parse_key
 from mmadmin.core.snapshot import KeyRecord, Snapshot
-from mmadmin.gate.refusal import Refusal, no_key, wrong_key
+from mmadmin.gate.refusal import Refusal, ended_key, no_key, wrong_key
 
 _NOBODY = "0" * 64
 """A digest that no key has: compared with, so that unknown keys take as long as known ones."""
@@ -38,11 +38,7 @@ class KeyRing:
             record = _record_of(text, self._snapshot, self._pepper)
             self._proven[text] = record
         if record.state == "suspended":
-            raise Refusal(
-                401,
-                "This API key is suspended. Ask its owner to resume it.",
-                reason="api_key_suspended",
-            )
+            raise ended_key("suspended")
         if record.expires_at and record.expires_at <= time.time():
             raise Refusal(401, "This API key has expired. Use a new one.", reason="api_key_expired")
         return record

@@ -8,8 +8,9 @@ out; the limit is then overrun by that one request at most.
 
 The counts are shared by all workers through the broker, in one script a request and only for keys
 that have limits. Without the broker each worker counts for itself, and reports what was used when
-the broker is back. A minute is the last sixty seconds (this minute's count and the last one's,
-weighted); days and months are those of UTC.
+the broker is back. A minute is the last sixty seconds, counted by whole seconds; days and months
+are those of UTC. The moment that a refusal names is one at which the request fits, if the key does
+nothing else until then.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import math
 import secrets
 import time
 from collections import deque
@@ -29,7 +31,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from mmadmin.core.snapshot import KeyRecord
-from mmadmin.gate.budget import RESERVE, SETTLE, Counter, Remaining, Windows, base
+from mmadmin.gate.budget import RESERVE, SETTLE, Counter, Counts, Windows, base, recent_of
 from mmadmin.gate.refusal import Refusal
 
 DEFAULT_ANSWER_TOKENS = 1024
@@ -38,6 +40,8 @@ RESERVED_S = 90
 """A reservation that is not renewed for this long is void."""
 RENEW_EVERY_S = 20.0
 ASK_TIMEOUT_S = 0.5
+ASK_AGAIN_S = 1
+"""`Retry-After` when a request fits as soon as another has ended."""
 AWAY_S = 1.0
 """How long the broker is not asked after it failed."""
 log = logging.getLogger("mmadmin.gate.limits")
@@ -104,14 +108,17 @@ class Limiter:
         """
         windows = Windows.at(self._clock())
         id_ = f"{self._id_head}{next(self._ids):x}"
-        remaining = await self._ask(key, id_, tokens, windows)
-        shared = remaining is not None
-        if remaining is None:
+        answer = await self._ask(key, id_, tokens, windows)
+        shared = answer is not None
+        if answer is None:
             counter = self._counters.setdefault(key.key_id, Counter())
-            remaining = counter.reserve(key, id_, tokens, windows)
-        headers = _headers(key, remaining, windows)
-        if remaining.refused_by:
-            raise _refusal(key, remaining, windows, headers)
+            answer = counter.reserve(key, id_, tokens, windows)
+        fits, counts = answer
+        if not fits:
+            refusal = _refusal(key, counts, tokens, windows)
+            refusal.headers.extend(_headers(key, counts, windows))
+            raise refusal
+        headers = _headers(key, counts.with_one(tokens, windows.second), windows)
         reservation = Reservation(id=id_, key_id=key.key_id, tokens=tokens, shared=shared)
         self._held[id_] = reservation
         return reservation, headers
@@ -128,26 +135,24 @@ class Limiter:
 
     async def _ask(
         self, key: KeyRecord, id_: str, tokens: int, windows: Windows
-    ) -> Remaining | None:
+    ) -> tuple[bool, Counts] | None:
         """The broker's answer; None when it is away."""
         if self._redis is None or time.monotonic() < self._away_until:
             return None
         now_ms = int(self._clock() * 1000)
         arguments = [
-            id_, tokens, now_ms, now_ms + RESERVED_S * 1000, windows.minute, windows.share_ms,
-            windows.day, windows.month, key.rpm, key.tpm, key.concurrency, key.tokens_per_day,
+            id_, tokens, now_ms, now_ms + RESERVED_S * 1000, windows.second, windows.day,
+            windows.month, key.rpm, key.tpm, key.concurrency, key.tokens_per_day,
             key.tokens_per_month,
         ]  # fmt: skip
         try:
             async with asyncio.timeout(ASK_TIMEOUT_S):
-                by, requests_left, tokens_left = await self._reserve(
-                    keys=[base(key.key_id)], args=arguments
-                )
+                fits, *others, recent = await self._reserve(keys=[base(key.key_id)], args=arguments)
         except (RedisError, OSError, TimeoutError) as error:
             log.warning("limits are counted by each worker alone: %s", error)
             self._away_until = time.monotonic() + AWAY_S
             return None
-        return Remaining(by.decode(), requests_left, tokens_left)
+        return bool(fits), Counts(*recent_of(recent, windows), *others)
 
     async def _keep_settling(self) -> None:
         while True:
@@ -164,7 +169,7 @@ class Limiter:
             reservation, used, windows = self._unsettled[0]
             await self._settle(
                 keys=[base(reservation.key_id)],
-                args=[reservation.id, used, windows.minute, windows.day, windows.month],
+                args=[reservation.id, used, windows.second, windows.day, windows.month],
             )
             self._unsettled.popleft()
 
@@ -187,59 +192,63 @@ class Limiter:
 Header = tuple[bytes, bytes]
 
 
-def _headers(key: KeyRecord, remaining: Remaining, windows: Windows) -> list[Header]:
-    """OpenAI's `x-ratelimit-*` headers."""
+def _headers(key: KeyRecord, counts: Counts, windows: Windows) -> list[Header]:
+    """OpenAI's `x-ratelimit-*` headers: the limit, what is left of it, when a request fits again.
+
+    No time is named when that depends on running requests.
+    """
+    waits = dict(counts.waits(key, 1, windows))
     headers: list[Header] = []
-    reset = f"{windows.minute_ends_s}s".encode()
-    for limit, left, name in (
-        (key.rpm, remaining.requests_left, b"requests"),
-        (key.tpm, remaining.tokens_left, b"tokens"),
+    for name, suffix, limit, used in (
+        ("requests_per_minute", b"requests", key.rpm, counts.requests.total),
+        ("tokens_per_minute", b"tokens", key.tpm, counts.tokens.total + counts.held),
+        ("tokens_per_day", b"tokens-day", key.tokens_per_day, counts.day + counts.held),
+        ("tokens_per_month", b"tokens-month", key.tokens_per_month, counts.month + counts.held),
     ):
         if limit:
+            left = max(limit - used, 0)
             headers += [
-                (b"x-ratelimit-limit-" + name, str(limit).encode()),
-                (b"x-ratelimit-remaining-" + name, str(left).encode()),
-                (b"x-ratelimit-reset-" + name, reset),
+                (b"x-ratelimit-limit-" + suffix, str(limit).encode()),
+                (b"x-ratelimit-remaining-" + suffix, str(left).encode()),
             ]
+            if (wait_s := waits[name]) is not None:
+                headers.append((b"x-ratelimit-reset-" + suffix, f"{wait_s}s".encode()))
     return headers
 
 
-def _refusal(
-    key: KeyRecord, remaining: Remaining, windows: Windows, headers: list[Header]
-) -> Refusal:
-    limit, retry_after_s, reason = {
+def _refusal(key: KeyRecord, counts: Counts, tokens: int, windows: Windows) -> Refusal:
+    """The refusal by the limit that lasts longest; one that has no time comes first."""
+    waits = {
+        name: math.inf if wait_s is None else wait_s
+        for name, wait_s in counts.waits(key, tokens, windows)
+    }
+    name = max(waits, key=lambda name: waits[name])
+    limit, reason = {
         "concurrency": (
-            f"{key.concurrency} requests at once",
-            1,
+            f"{key.concurrency} concurrent request{'s' * (key.concurrency > 1)}",
             "rate_limit_exceeded",
         ),
         "requests_per_minute": (
-            f"{key.rpm} requests per minute",
-            windows.minute_ends_s,
+            f"{key.rpm} request{'s' * (key.rpm > 1)} per minute",
             "rate_limit_exceeded",
         ),
-        "tokens_per_minute": (
-            f"{key.tpm} tokens per minute",
-            windows.minute_ends_s,
-            "rate_limit_exceeded",
-        ),
-        "tokens_per_day": (
-            f"{key.tokens_per_day} tokens per day (UTC)",
-            windows.day_ends_s,
-            "insufficient_quota",
-        ),
+        "tokens_per_minute": (f"{key.tpm} tokens per minute", "rate_limit_exceeded"),
+        "tokens_per_day": (f"{key.tokens_per_day} tokens per day (UTC)", "insufficient_quota"),
         "tokens_per_month": (
             f"{key.tokens_per_month} tokens per month (UTC)",
-            windows.month_ends_s,
             "insufficient_quota",
         ),
-    }[remaining.refused_by]
-    refusal = Refusal(
+    }[name]
+    if waits[name] is math.inf:
+        retry_after_s = ASK_AGAIN_S
+        when = "when one of its running requests has ended"
+    else:
+        retry_after_s = int(waits[name])
+        when = f"in {retry_after_s} second{'s' * (retry_after_s > 1)}"
+    return Refusal(
         429,
-        f"This API key has reached its limit of {limit}. Retry in {retry_after_s} seconds.",
+        f"This API key has reached its limit of {limit}. Retry {when}.",
         reason=reason,
-        param=remaining.refused_by,
+        param=name,
         retry_after_s=retry_after_s,
     )
-    refusal.headers.extend(headers)
-    return refusal

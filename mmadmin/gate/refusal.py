@@ -20,6 +20,7 @@ _TYPES = {
     403: "permission_error",
     404: "invalid_request_error",
     405: "invalid_request_error",
+    426: "invalid_request_error",
     408: "invalid_request_error",
     413: "invalid_request_error",
     415: "invalid_request_error",
@@ -33,9 +34,12 @@ _ANTHROPIC_TYPES = {
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
+    405: "invalid_request_error",
+    408: "invalid_request_error",
     413: "request_too_large",
     415: "invalid_request_error",
     422: "invalid_request_error",
+    426: "invalid_request_error",
     429: "rate_limit_error",
     431: "invalid_request_error",
     503: "overloaded_error",
@@ -109,6 +113,17 @@ def wrong_key() -> Refusal:
         "Incorrect API key provided. Check that the whole key was sent and that it is still valid.",
         reason="invalid_api_key",
     )
+
+
+def ended_key(state: str) -> Refusal:
+    """A key that was valid when its request began was revoked, or is suspended."""
+    if state == "suspended":
+        return Refusal(
+            401,
+            "This API key is suspended. Ask its owner to resume it.",
+            reason="api_key_suspended",
+        )
+    return Refusal(401, "This API key was revoked. Use a new one.", reason="invalid_api_key")
 
 
 def no_key() -> Refusal:

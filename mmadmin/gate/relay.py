@@ -21,9 +21,9 @@ from mmadmin.gate.engine_errors import refusal_of_response
 from mmadmin.gate.queue import Place, QueueFull
 from mmadmin.gate.refusal import Refusal, not_served, upstream_lost
 from mmadmin.gate.request import Request, Stop
-from mmadmin.gate.rewriting import passed_headers, queue_headers, with_usage, worst_case
+from mmadmin.gate.rewriting import passed_headers, queue_headers
 from mmadmin.gate.sse import SseTap
-from mmadmin.gate.tokens import tokens_of_answer
+from mmadmin.gate.tokens import tokens_of_answer, tokens_of_answers
 from mmadmin.gate.traffic import Traffic
 from mmadmin.gate.upstream import AnswerLost, ConnectFailed, Connection, Upstream
 
@@ -55,8 +55,12 @@ class Exchange:
     key: KeyRecord
     route: Route
     """As it was when the request came; `Request.route` follows later snapshots."""
-    body: bytes
-    payload: dict[str, Any]
+    hide_usage: bool
+    """The client did not ask for the usage event that the engine sends."""
+    reports: int
+    """How many answers report a usage of their own."""
+    tokens: int
+    """What it may cost at most."""
     passed_on: bytes
     """Header lines of the client that go on to the engine."""
     send: Send
@@ -72,17 +76,14 @@ class Relay:
     async def serve(self, exchange: Exchange) -> None:
         """One request, whole."""
         request, endpoint, traffic = exchange.request, exchange.endpoint, self._traffic
-        body, hide_usage = exchange.body, False
-        if request.streamed and endpoint.asks_usage:
-            body, hide_usage = with_usage(body, exchange.payload)
         if traffic.limiter.limits(exchange.key):
             request.reservation, request.limit_headers = await traffic.limiter.reserve(
-                exchange.key,
-                worst_case(endpoint, exchange.route, request.body_bytes, exchange.payload),
+                exchange.key, exchange.tokens
             )
         if endpoint.takes_slot or exchange.route.mode == "hold":
             await self._enter_queue(exchange)
-        connection, upstream = await self._ask(exchange, body)
+        connection, upstream = await self._ask(exchange)
+        traffic.drop_body(request)
         kind, headers = passed_headers(connection)
         is_stream = kind.startswith(EVENT_STREAM)
         if connection.status >= REFUSED or (request.head_sent and not is_stream):
@@ -95,7 +96,9 @@ class Relay:
         headers += queue_headers(request)
         headers += request.limit_headers
         if is_stream:
-            tap = request.tap = SseTap(hide_usage=hide_usage, dialect=endpoint.dialect)
+            tap = request.tap = SseTap(
+                hide_usage=exchange.hide_usage, dialect=endpoint.dialect, reports=exchange.reports
+            )
             await self._stream(exchange, connection, upstream, tap, headers)
         elif b"json" in kind:
             await self._whole(exchange, connection, upstream, headers)
@@ -110,10 +113,11 @@ class Relay:
         queue = traffic.queues.get(route.queue_name)
         if queue is None:  # the route went while the limits were looked up
             raise not_served(request.model)
-        if queue.try_enter():
+        request.slots = max(1, min(request.answers, queue.capacity))
+        if queue.try_enter(request.slots):
             request.queue = queue
             return
-        place = Place(exchange.key.key_id, request.wake)
+        place = Place(exchange.key.key_id, request.wake, request.slots)
         try:
             queue.wait(place)
         except QueueFull:
@@ -155,16 +159,18 @@ class Relay:
         candidates = [traffic.upstreams[r.uid] for r in route.replicas if r.uid not in tried]
         return min(candidates, key=lambda u: u.running / u.slots, default=None)
 
-    async def _ask(self, exchange: Exchange, body: bytes) -> tuple[Connection, Upstream]:
+    async def _ask(self, exchange: Exchange) -> tuple[Connection, Upstream]:
         """Send the request and wait for the head of the response."""
         request = exchange.request
         connection, upstream = await self._connect(exchange)
-        head = b"POST %b HTTP/1.1\r\n%bContent-Length: %d\r\nX-Request-Id: %b\r\n%b\r\n" % (
+        first, body = request.body
+        head = b"POST %b HTTP/1.1\r\n%bContent-Length: %d\r\nX-Request-Id: %b\r\n%b\r\n%b" % (
             exchange.endpoint.upstream.encode(),
             upstream.head,
-            len(body),
+            len(first) + len(body),
             request.request_id.encode(),
             exchange.passed_on,
+            first,
         )
         connection.send(head, body)
         while True:
@@ -224,6 +230,8 @@ class Relay:
         _give_back(request, connection, upstream)
         encoding = next((v for n, v in headers if n == b"content-encoding"), b"")
         request.tokens = tokens_of_answer(answer, encoding)
+        if request.tokens and exchange.endpoint.streams and exchange.reports > 1:
+            request.tokens = tokens_of_answers(request.tokens, answer, request.body_bytes)
         self._traffic.settle(request, status, "ok")
         headers.append((b"content-length", str(len(answer)).encode()))
         await exchange.send({"type": "http.response.start", "status": status, "headers": headers})

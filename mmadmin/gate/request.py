@@ -15,6 +15,13 @@ from mmadmin.gate.sse import SseTap
 from mmadmin.gate.tokens import Tokens
 from mmadmin.gate.upstream import Connection, Upstream
 
+Body = tuple[bytes, bytes | bytearray | memoryview]
+"""What goes to the engine: a beginning, and the rest, which is not copied."""
+
+
+BODY_SILENCE_S = 60.0
+"""A body of which nothing arrives for this long is given up."""
+
 
 class Stop(Enum):
     """Why a running request was ended from outside."""
@@ -34,6 +41,8 @@ class Request:
     """
 
     __slots__ = (
+        "answers",
+        "body",
         "body_bytes",
         "client",
         "client_request_id",
@@ -44,6 +53,7 @@ class Request:
         "generation",
         "generation_uid",
         "head_sent",
+        "held_bytes",
         "key",
         "last_sent",
         "limit_headers",
@@ -57,6 +67,7 @@ class Request:
         "reservation",
         "route",
         "settled",
+        "slots",
         "started",
         "stopped",
         "streamed",
@@ -81,7 +92,15 @@ class Request:
         self.generation = 0
         self.generation_uid = ""
         self.streamed = False
+        self.body: Body = (b"", b"")
+        """What goes to the engine; dropped once its response begins."""
         self.body_bytes = 0
+        self.held_bytes = 0
+        """Bytes of the body that are in memory."""
+        self.answers = 1
+        """How many answers it asks for."""
+        self.slots = 1
+        """How many of the engine's slots it takes."""
         self.queued_s = 0.0
         self.first_at = 0.0
         self.last_sent = self.started
@@ -139,6 +158,10 @@ class Request:
         if not self.settled and self.stopped is None and self.task is not None:
             self.stopped = why
             self.task.cancel()
+
+    def wait_for_body(self) -> None:
+        """The client has a while to send more."""
+        self.deadline = time.monotonic() + BODY_SILENCE_S
 
     def forget_connection(self) -> None:
         """Close the engine's connection now, if there is one."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 from mmadmin.core.errors import InvalidInput
 from mmadmin.core.home import Home, Ports
 
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/,\s]+")
 MIB = 1024 * 1024
 DEFAULT_BODY_LIMIT_MIB = 64
 DEFAULT_STOP_S = 120
@@ -41,6 +43,8 @@ class GateSettings:
     """Requests of a deployment that may wait per worker; one more is refused with 429."""
     queue_timeout_s: int = DEFAULT_QUEUE_TIMEOUT_S
     request_timeout_s: int = DEFAULT_REQUEST_TIMEOUT_S
+    cors_origins: tuple[str, ...] = ()
+    """Origins whose pages may call the gate; `*` = all."""
     access_log: bool = True
     spool_fsync: bool = False
     """True = fsync every usage event before its answer ends; False = once a second."""
@@ -69,6 +73,7 @@ class GateSettings:
             request_timeout_s=_positive(
                 env, "MM_GATE_REQUEST_TIMEOUT_S", DEFAULT_REQUEST_TIMEOUT_S
             ),
+            cors_origins=_origins(env.get("MM_GATE_CORS_ORIGINS", "")),
             access_log=env.get("MM_GATE_ACCESS_LOG", "1") != "0",
             spool_fsync=env.get("MM_GATE_SPOOL_FSYNC") == "always",
         )
@@ -93,6 +98,18 @@ def _secret(env: Mapping[str, str], home: Home, name: str) -> bytes:
             remedy=f"put the installation's value there, or set {variable}_FILE",
         )
     return value.encode()
+
+
+def _origins(text: str) -> tuple[str, ...]:
+    """Origins with commas, as browsers send them."""
+    found = tuple(word.strip().rstrip("/").lower() for word in text.split(",") if word.strip())
+    for origin in found:
+        if origin != "*" and not _ORIGIN.fullmatch(origin):
+            raise InvalidInput(
+                f"MM_GATE_CORS_ORIGINS names {origin!r}, which is not an origin",
+                remedy="write scheme and host, for example https://app.example.org",
+            )
+    return found
 
 
 def _positive(env: Mapping[str, str], name: str, default: int) -> int:

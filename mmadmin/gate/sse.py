@@ -2,7 +2,9 @@
 
 `SseTap.feed` takes whatever the engine wrote, cut anywhere, and returns what the client gets.
 When the client did not ask for usage, the one chunk that the gate asked for (no choices, but
-usage) is taken out; for that an unfinished frame is held back until its end is there. In every
+usage) is taken out; for that an unfinished frame is held back until its end is there. Some engines
+put `timings` into that chunk when there is one, else into the chunk with the finish reason: so
+that one is held back as well, and gets the `timings` of the chunk that is taken out. In every
 other case nothing is held back. The bytes that come out are the same for every way of cutting.
 """
 
@@ -15,6 +17,8 @@ from mmadmin.gate.refusal import Dialect
 _FRAME_END = re.compile(rb"(?:\r\n|\n|\r(?!\n))(?:\r\n|\n|\r(?!\n))")
 """A line end and an empty line. `\\r` before `\\n` at the very end waits for the next byte."""
 _DATA = re.compile(rb"^data:[ ]?(.*?)\r?$", re.MULTILINE)
+_FINISH = b'"finish_reason":"'
+_TIMINGS = re.compile(rb'"timings"\s*:\s*(\{[^{}]*\})')
 _NO_USAGE = re.compile(rb'"usage":\s*null')
 _COMMON = (b"data:", b"event:")
 _CR = 13
@@ -44,7 +48,9 @@ class SseTap:
 
     __slots__ = (
         "_ends",
+        "_finish",
         "_hide",
+        "_kept",
         "_looks",
         "_marks",
         "_tail",
@@ -52,10 +58,17 @@ class SseTap:
         "events",
         "failed",
         "notes",
+        "reports",
     )
 
-    def __init__(self, *, hide_usage: bool, dialect: Dialect) -> None:
+    def __init__(self, *, hide_usage: bool, dialect: Dialect, reports: int = 1) -> None:
         self._hide = hide_usage
+        self._kept = max(reports, 2)
+        """Usage reports that are kept: the first and the last say everything about one answer."""
+        self.reports = reports
+        """How many answers report their own usage; 1 = one answer, or one report of all."""
+        self._finish = b""
+        """The frame with the finish reason, until the next one has come."""
         self._ends = ENDS[dialect]
         self._marks = _MARKS[dialect]
         self._tail = b""
@@ -83,6 +96,8 @@ class SseTap:
             and b"\r" not in chunk
             and chunk.startswith(_COMMON)
             and b"\nerror:" not in chunk
+            and not self._finish
+            and not (self._hide and _FINISH in chunk)
         ):
             for mark in self._marks:
                 if mark in chunk:
@@ -101,23 +116,36 @@ class SseTap:
             if end == len(buffer) and buffer[end - 1] == _CR:
                 break
             frame = buffer[start:end]
-            if self._look(frame):
-                out.append(frame)
+            shown = self._look(frame)
+            if self._hide:
+                out.append(self._pass_on(frame, shown=shown))
             start = end
         self._tail = buffer[start:]
         if not self._hide:
             return chunk
         if len(self._tail) > HELD_LIMIT_BYTES:
-            out.append(self._tail)
-            self._tail = b""
+            out += (self._finish, self._tail)
+            self._finish = self._tail = b""
         return b"".join(out)
+
+    def _pass_on(self, frame: bytes, *, shown: bool) -> bytes:
+        """What the client gets now, of this frame and of the one that was held back."""
+        held, self._finish = self._finish, b""
+        if not shown:
+            return _with_timings(held, frame) if held else b""
+        if _FINISH in frame:
+            self._finish = frame
+            return held
+        return held + frame
 
     def finish(self) -> bytes:
         """The engine closed: whatever was held back."""
         tail, self._tail = self._tail, b""
-        if tail and self._look(tail):
-            return tail if self._hide else b""
-        return b""
+        held, self._finish = self._finish, b""
+        shown = bool(tail) and self._look(tail)
+        if not self._hide:
+            return b""
+        return held + tail if shown else held
 
     def _look(self, frame: bytes) -> bool:
         """Take note of one frame; False = the client does not get it."""
@@ -135,7 +163,7 @@ class SseTap:
             self.failed = True
         if b'"usage":' in frame and not _NO_USAGE.search(frame):
             self.notes.append(data[1])
-            if len(self.notes) > 2:  # noqa: PLR2004 (the first and the last say everything)
+            if len(self.notes) > self._kept:
                 del self.notes[1]
             if self._hide and _is_usage_only(data[1]):
                 self.events -= 1
@@ -146,3 +174,12 @@ class SseTap:
 def _is_usage_only(data: bytes) -> bool:
     """Whether a chunk exists only because usage was asked for."""
     return re.search(rb'"choices"\s*:\s*\[\s*\]', data) is not None
+
+
+def _with_timings(frame: bytes, hidden: bytes) -> bytes:
+    """The frame with the finish reason, with the `timings` of the frame that is taken out."""
+    found = _TIMINGS.search(hidden)
+    at = len(frame.rstrip(b"\r\n")) - 1
+    if found is None or b'"timings"' in frame or frame[at : at + 1] != b"}":
+        return frame
+    return frame[:at] + b',"timings":' + found[1] + frame[at:]

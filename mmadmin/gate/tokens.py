@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
@@ -27,6 +28,8 @@ class Tokens:
     reasoning: int = 0
     per_s_milli: int = 0
     """Generation speed as the engine measured it; 0 = not reported."""
+    exact: bool = True
+    """False = an estimate."""
 
 
 def tokens_of_answer(body: bytes, content_encoding: bytes = b"") -> Tokens | None:
@@ -47,6 +50,51 @@ def tokens_of_answer(body: bytes, content_encoding: bytes = b"") -> Tokens | Non
     except ValueError:
         return None
     return _tokens({"usage": usage})
+
+
+def tokens_of_answers(reported: Tokens, answer: bytes, prompt_bytes: int) -> Tokens:
+    """Tokens of several answers whose usage is that of the first: the others by their lengths."""
+    data = _parse(answer)
+    choices = data.get("choices") if isinstance(data, dict) else None
+    first, *others = [_written_bytes(choice) for choice in choices or ()] or [0]
+    each = reported.completion / first if first >= 2 * BYTES_A_TOKEN else 1 / BYTES_A_TOKEN
+    return replace(
+        reported,
+        prompt=max(reported.prompt, prompt_bytes // BYTES_A_TOKEN),
+        completion=reported.completion + sum(math.ceil(other * each) for other in others),
+        exact=False,
+    )
+
+
+def _written_bytes(choice: Any) -> int:
+    """Bytes that an engine wrote into one answer."""
+    if not isinstance(choice, dict):
+        return 0
+    text, message = choice.get("text"), choice.get("message")
+    if isinstance(text, str):
+        return len(text.encode())
+    if not isinstance(message, dict):
+        return 0
+    return sum(
+        len(value.encode()) if isinstance(value, str) else len(orjson.dumps(value))
+        for name, value in message.items()
+        if value and name != "role"
+    )
+
+
+def sum_of_events(notes: Sequence[bytes], *, one_prompt: bool) -> Tokens | None:
+    """Tokens of a stream of several answers, each of which reports its own usage."""
+    found = [tokens for note in notes if (tokens := _tokens(_parse(note))) is not None]
+    if not found:
+        return None
+    prompts = found[:1] if one_prompt else found
+    return Tokens(
+        prompt=sum(each.prompt for each in prompts),
+        completion=sum(each.completion for each in found),
+        cached=sum(each.cached for each in prompts),
+        reasoning=sum(each.reasoning for each in found),
+        per_s_milli=found[-1].per_s_milli,
+    )
 
 
 def tokens_of_events(notes: Sequence[bytes]) -> Tokens | None:

@@ -56,6 +56,11 @@ class Traffic:
         self._ids = itertools.count(1)
         self.metrics.queues = self._queue_lengths
 
+    @property
+    def ready(self) -> bool:
+        """Whether it has a snapshot to serve from, and is not stopping."""
+        return self.snapshot.version > 0 and not self.stopping
+
     def new_id(self) -> str:
         """A request id, unique among all gates."""
         return f"{self._id_head}{next(self._ids):x}"
@@ -124,12 +129,26 @@ class Traffic:
             if (not key.deployments or route.deployment in key.deployments) and route.is_served
         ]
 
+    # bodies
+
+    def hold_body(self, request: Request, size: int) -> None:
+        """Count bytes of a body that are held."""
+        request.body_bytes += size
+        request.held_bytes += size
+        self.body_bytes += size
+
+    def drop_body(self, request: Request) -> None:
+        """Let its body go: it has been sent, or is not needed any more."""
+        request.body = (b"", b"")
+        self.body_bytes -= request.held_bytes
+        request.held_bytes = 0
+
     # upstreams
 
     def take(self, request: Request, upstream: Upstream) -> None:
         """Count a request at a replica."""
         request.upstream = upstream
-        upstream.running += 1
+        upstream.running += request.slots
         uid = request.generation_uid
         self.inflight[uid] = self.inflight.get(uid, 0) + 1
 
@@ -137,7 +156,7 @@ class Traffic:
         """The request is no longer at a replica."""
         if request.upstream is None:
             return
-        request.upstream.running -= 1
+        request.upstream.running -= request.slots
         request.upstream = None
         left = self.inflight.get(request.generation_uid, 0) - 1
         if left > 0:
@@ -181,7 +200,7 @@ class Traffic:
         if queue is None:
             return
         if place is None:
-            queue.leave()
+            queue.leave(request.slots)
         else:
             queue.give_up(place)
 

@@ -89,7 +89,7 @@ class Connection(asyncio.Protocol):
         """Whether another exchange may be started on it."""
         return not self._lost and self._whole and self._keep
 
-    def send(self, head: bytes, body: bytes) -> None:
+    def send(self, head: bytes, body: bytes | bytearray | memoryview) -> None:
         """Start an exchange."""
         self.exchanges += 1
         self.status = 0

@@ -18,7 +18,7 @@ from mmadmin.core.access import redact
 from mmadmin.core.snapshot import Usage
 from mmadmin.gate.metrics import Metrics
 from mmadmin.gate.request import Request
-from mmadmin.gate.tokens import BYTES_A_TOKEN, Tokens, tokens_of_events
+from mmadmin.gate.tokens import BYTES_A_TOKEN, Tokens, sum_of_events, tokens_of_events
 
 Outcome = Literal["ok", "refused", "failed", "cancelled"]
 
@@ -76,9 +76,14 @@ class AccessLog:
 def tokens_of(request: Request) -> tuple[Tokens, bool]:
     """Tokens that the request used, and whether the engine reported them."""
     if request.tokens is not None:
-        return request.tokens, True
+        return request.tokens, request.tokens.exact
     tap = request.tap
-    if tap is not None:
+    if tap is not None and tap.reports > 1:
+        one_prompt = request.endpoint is None or not request.endpoint.prompts
+        reported = sum_of_events(tap.notes, one_prompt=one_prompt)
+        if reported is not None and tap.ended:
+            return reported, True
+    elif tap is not None:
         reported = tokens_of_events(tap.notes)
         if reported is not None and (tap.ended or reported.completion):
             return reported, True

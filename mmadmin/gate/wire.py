@@ -1,9 +1,15 @@
-"""Fewer writes towards clients.
+"""HTTP/1.1 towards clients, as gate and panel serve it: uvicorn's protocol, with three corrections.
 
-A server writes an answer's head and body apart, and the event loop sends each at once: two system
-calls and two packets. Here they leave together. While several requests run, what they write during
-one turn of the event loop leaves at its end, so that clients on the same machine are woken once for
-many answers; a request that runs alone does not wait for that.
+No `Upgrade` is taken (RFC 9110 §7.8 lets a server ignore it). httptools ends a message at a head
+that offers one, and reads the body that follows as the next request. `PlainProtocol` gives such a
+head to a new parser without the offer, so that the body is read by its length.
+
+A client of HTTP/1.0 knows no chunks: what has no length ends with the connection.
+
+Fewer writes: a server writes an answer's head and body apart, and the event loop sends each at
+once: two system calls and two packets. Here they leave together. While several requests run, what
+they write during one turn of the event loop leaves at its end, so that clients on the same machine
+are woken once for many answers; a request that runs alone does not wait for that.
 """
 
 from __future__ import annotations
@@ -12,7 +18,8 @@ import asyncio
 from collections.abc import Sized
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+import httptools
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 _HEAD = b"HTTP/"
 """How the head of an answer begins; a piece of a body that begins so may wait a turn, too."""
@@ -64,8 +71,68 @@ class GatheringTransport:
             self._transport.write(data)
 
 
-class GatheringProtocol(HttpToolsProtocol):
-    """uvicorn's protocol over such a transport."""
+class UnframedCycle(RequestResponseCycle):
+    """A response to HTTP/1.0: without a length, its end is the end of the connection."""
+
+    async def send(self, message: Any) -> None:
+        """Send head or body without transfer encoding."""
+        self.chunked_encoding = False
+        self.expected_content_length = len(message.get("body", b""))
+        await super().send(message)
+
+
+class PlainProtocol(HttpToolsProtocol):
+    """uvicorn's protocol, which neither upgrades nor tunnels."""
+
+    _offered: bytes | None = None
+    """What the present head offered in `Upgrade`."""
+    _again = b""
+    """The head that stopped the parser, without the offer."""
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes from the client."""
+        self._unset_keepalive_if_required()
+        while True:
+            try:
+                self.parser.feed_data(data)
+            except httptools.HttpParserError:
+                self.send_400_response("Invalid HTTP request received.")
+            except httptools.HttpParserUpgrade as stopped:
+                if self._again:
+                    data = self._again + data[stopped.args[0] :]
+                    self._again = b""
+                    self.parser = httptools.HttpRequestParser(self)
+                    self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+                    continue
+                self.send_400_response("CONNECT is not supported.")
+            return
+
+    def on_headers_complete(self) -> None:
+        """Start the request; a head that offers an upgrade is read again without the offer."""
+        if self.parser.should_upgrade():
+            method, version = self.parser.get_method(), self.parser.get_http_version()
+            if method != b"CONNECT":
+                offers = [value for name, value in self.headers if name == b"upgrade"]
+                self._offered = b", ".join(offers)
+                lines = [method + b" " + self.url + b" HTTP/" + version.encode()]
+                lines += [n + b": " + v for n, v in self.headers if n != b"upgrade"]
+                self._again = b"\r\n".join(lines) + b"\r\n\r\n"
+            return
+        super().on_headers_complete()
+        if self._offered is not None:
+            self.headers.append((b"upgrade", self._offered))
+            self._offered = None
+        if self.scope["http_version"] == "1.0":
+            self.cycle.__class__ = UnframedCycle
+
+    def on_message_complete(self) -> None:
+        """The request is whole; nothing to do where only its head was read."""
+        if not self.parser.should_upgrade():
+            super().on_message_complete()
+
+
+class GatheringProtocol(PlainProtocol):
+    """The gate's protocol: over a transport that gathers writes."""
 
     def connection_made(self, transport: Any) -> None:
         """A client connected."""

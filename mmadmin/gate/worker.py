@@ -19,6 +19,7 @@ from typing import Any
 import uvicorn
 
 from mmadmin.gate.app import Gate, Message, Receive, Send
+from mmadmin.gate.cors import Cors
 from mmadmin.gate.directory import RedisDirectory, connect
 from mmadmin.gate.heartbeat import Heartbeat
 from mmadmin.gate.limits import Limiter
@@ -42,6 +43,12 @@ class QuietServer(uvicorn.Server):
     def capture_signals(self) -> Generator[None]:
         """Take none."""
         yield
+
+
+def front_of(gate: Gate) -> Any:
+    """What serves clients: the gate, for the pages of other origins too where that is allowed."""
+    origins = gate.settings.cors_origins
+    return Cors(gate, origins) if origins else gate
 
 
 def server(app: Any, *, graceful_s: int | None = None, keep_alive_s: int = 5) -> QuietServer:
@@ -122,7 +129,8 @@ class Worker:
             "mm_gate_spool_errors": ("Failed writes of the spool.", float(spool.errors)),
         }
         back = BackRoom(gate, settings.home.run_dir, settings.port, self.index, settings.workers)
-        front = server(gate, graceful_s=settings.stop_s + LAST_WORDS_S, keep_alive_s=KEEP_ALIVE_S)
+        graceful_s = settings.stop_s + LAST_WORDS_S
+        front = server(front_of(gate), graceful_s=graceful_s, keep_alive_s=KEEP_ALIVE_S)
         behind = server(back)
         serving = asyncio.create_task(front.serve(sockets=[clients]))
         health = asyncio.create_task(behind.serve(sockets=[metrics, *back.sockets()]))
@@ -181,10 +189,9 @@ class BackRoom:
                 status, body = 200, b'{"alive":true}'
             case "/readyz":
                 traffic = gate.traffic
-                ready = traffic.snapshot.version > 0 and not traffic.stopping
-                status = 200 if ready else 503
+                status = 200 if traffic.ready else 503
                 state = {
-                    "ready": ready,
+                    "ready": traffic.ready,
                     "snapshot": traffic.snapshot.version,
                     "stopping": traffic.stopping,
                     "requests": len(traffic.requests),

@@ -18,7 +18,7 @@ from mmadmin.gate.directory import EMPTY
 from mmadmin.gate.heartbeat import Heartbeat
 from mmadmin.gate.limits import Limiter
 from mmadmin.gate.settings import GateSettings
-from mmadmin.gate.worker import server, wind_down
+from mmadmin.gate.worker import front_of, server, wind_down
 from tests.gate.stub import StubEngine
 
 PEPPER = b"test-only-pepper"
@@ -45,6 +45,7 @@ def route_to(url: str, *, slots: int) -> Route:
         created=1_700_000_000,
         context_per_slot=2048,
         errors=QUESTIONS.error_patterns,
+        answers=QUESTIONS.answer_fields,
     )
 
 
@@ -130,7 +131,7 @@ class Harness:
         listening.bind(("127.0.0.1", 0))
         listening.listen(1024)
         self.port = listening.getsockname()[1]
-        front = server(self.gate, graceful_s=3, keep_alive_s=125)
+        front = server(front_of(self.gate), graceful_s=3, keep_alive_s=125)
         serving = asyncio.create_task(front.serve(sockets=[listening]))
         while not front.started:  # noqa: ASYNC110 (the server has no event for it)
             await asyncio.sleep(0.005)

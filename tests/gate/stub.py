@@ -178,6 +178,8 @@ USAGE = event(
         "timings": {"predicted_per_second": 12.5},
     }
 )
+TIMED = FINISH.replace(b"}\n\n", b',"timings":{"predicted_per_second":12.5}}\n\n')
+"""The finish as an engine sends it when no usage event follows."""
 DONE = b"data: [DONE]\n\n"
 ANSWER = {
     "id": "chatcmpl-1",

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import tempfile
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
+import openai
 import pytest
 import pytest_asyncio
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from mmadmin.core.snapshot import KeyRecord
 from mmadmin.gate.budget import Windows
@@ -76,24 +80,26 @@ async def refused(limiter: Limiter, key: KeyRecord, tokens: int = 1) -> str:
 
 
 def test_windows_end_by_the_calendar() -> None:
-    """Days and months are UTC's; the last minute fades."""
+    """Days and months are UTC's."""
     windows = Windows.at(NOON)
     assert (windows.day, windows.month) == ("20260921", "202609")
-    assert windows.share_ms == 333
     assert windows.day_ends_s == 86_400 - (14 * 3600 + 14 * 60 + 40)
     last = Windows.at(1_798_761_599.0)  # 2026-12-31T23:59:59
     assert (last.day_ends_s, last.month_ends_s) == (1, 1)
 
 
 async def test_requests_per_minute(limiter: Limiter, clock: Clock) -> None:
-    """The third of two is refused; half a minute later half of the room is back."""
+    """The third of two is refused until the first is a minute old."""
     key = replace(KEY, rpm=2)
     for left in (b"1", b"0"):
         reservation, headers = await limiter.reserve(key, 1)
         assert (b"x-ratelimit-remaining-requests", left) in headers
         await settle(limiter, reservation, 1)
+        clock.now += 10
     assert await refused(limiter, key) == "requests_per_minute"
-    clock.now += 51
+    clock.now += 39
+    assert await refused(limiter, key) == "requests_per_minute"
+    clock.now += 1
     await settle(limiter, (await limiter.reserve(key, 1))[0], 1)
     assert await refused(limiter, key) == "requests_per_minute"
 
@@ -243,3 +249,126 @@ async def test_a_refused_request_is_booked_and_costs_nothing(harness: Harness) -
     assert [usage.outcome for usage in harness.recorded] == ["ok", "refused"]
     assert harness.recorded[1].prompt_tokens == 0
     assert harness.gate.traffic.queues["small"].running == 0
+
+
+limits_of_a_key = st.fixed_dictionaries(
+    {
+        "rpm": st.sampled_from([0, 1, 2, 3, 10, 60]),
+        "tpm": st.sampled_from([0, 1, 50, 150, 1000]),
+        "tokens_per_day": st.sampled_from([0, 1, 200, 5000]),
+        "tokens_per_month": st.sampled_from([0, 300]),
+    }
+)
+pasts = st.lists(
+    st.tuples(
+        st.floats(0, 100, allow_nan=False),  # seconds since the one before
+        st.integers(1, 120),  # tokens reserved
+        st.integers(0, 120),  # tokens used
+    ),
+    min_size=1,
+    max_size=25,
+)
+
+
+@settings(deadline=None)
+@given(limits_of_a_key, pasts, st.integers(1, 200))
+def test_the_moment_that_a_refusal_names_has_room(limits, past, tokens: int) -> None:
+    """Whatever a key did: after Retry-After the same request fits.
+
+    At the latest of the `x-ratelimit-reset-*` a small request fits.
+    """
+
+    async def play() -> None:
+        clock = Clock()
+        limiter = Limiter(clock=clock)
+        key = replace(KEY, **limits)
+        for pause_s, reserved, used in past:
+            clock.now += pause_s
+            with contextlib.suppress(Refusal):
+                reservation, _ = await limiter.reserve(key, reserved)
+                limiter.settle(reservation, used)
+        now = clock.now
+        try:
+            reservation, headers = await limiter.reserve(key, tokens)
+            limiter.settle(reservation, tokens)
+        except Refusal as refusal:
+            clock.now += refusal.retry_after_s or 0
+            limiter.settle((await limiter.reserve(key, tokens))[0], 0)
+        else:
+            resets = [v for name, v in headers if name.startswith(b"x-ratelimit-reset")]
+            if len(resets) == sum(map(bool, limits.values())):
+                clock.now = now + max((int(v[:-1]) for v in resets), default=0)
+                await limiter.reserve(key, 1)
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize("started_s", [0, 14, 20, 34, 59])
+@pytest.mark.parametrize("rpm", [1, 2, 5])
+async def test_who_comes_at_the_named_moment_is_let_in(
+    limiter: Limiter, clock: Clock, rpm: int, started_s: int
+) -> None:
+    """Both ways of counting, a full minute behind it: one refusal, never two."""
+    key = replace(KEY, rpm=rpm)
+    clock.now += started_s
+    for _ in range(rpm):
+        await settle(limiter, (await limiter.reserve(key, 1))[0], 1)
+        clock.now += 3
+    for _ in range(4):
+        with pytest.raises(Refusal) as caught:
+            await limiter.reserve(key, 1)
+        wait_s = caught.value.retry_after_s
+        assert wait_s is not None
+        assert (b"x-ratelimit-reset-requests", f"{wait_s}s".encode()) in caught.value.headers
+        assert wait_s <= 60, "longer than official clients wait"
+        clock.now += wait_s - 1
+        assert await refused(limiter, key) == "requests_per_minute"
+        clock.now += 1
+        await settle(limiter, (await limiter.reserve(key, 1))[0], 1)
+
+
+async def test_the_limit_that_lasts_longest_is_named(limiter: Limiter) -> None:
+    """A key at the end of its day and its month is told the month; a running one names no time."""
+    key = replace(KEY, tokens_per_day=10, tokens_per_month=10, rpm=1)
+    await settle(limiter, (await limiter.reserve(key, 1))[0], 10)
+    assert await refused(limiter, key) == "tokens_per_month"
+    other = replace(KEY, key_id="other", concurrency=1, rpm=1)
+    running, _ = await limiter.reserve(other, 1)
+    assert await refused(limiter, other) == "concurrency"
+    await settle(limiter, running, 1)
+
+
+async def test_a_client_sees_what_is_left_of_its_budgets(harness: Harness) -> None:
+    """Limit and rest of day and month, beside those of the minute."""
+    harness.publish(keys=(replace(harness.record, tokens_per_day=5000, tokens_per_month=90_000),))
+    body = {"model": MODEL, "messages": [], "max_tokens": 100}
+    await ask(harness.port, CHAT, body, key=harness.key.text)
+    headers = (await ask(harness.port, CHAT, body, key=harness.key.text)).headers
+    assert headers["x-ratelimit-limit-tokens-day"] == "5000"
+    assert 4800 < int(headers["x-ratelimit-remaining-tokens-day"]) < 4900
+    assert 89_800 < int(headers["x-ratelimit-remaining-tokens-month"]) < 89_900
+
+
+async def test_the_official_client_waits_once(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two a minute, three calls at once: with one retry the third is answered."""
+    clock = Clock()
+    harness.gate.traffic.limiter._clock = clock
+    harness.publish(keys=(replace(harness.record, rpm=2),))
+    waited: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        waited.append(seconds)
+        clock.now += seconds
+
+    monkeypatch.setattr("anyio.sleep", sleep)
+    async with openai.AsyncOpenAI(
+        api_key=harness.key.text, base_url=harness.base_url, max_retries=1
+    ) as client:
+        for _ in range(3):
+            await client.chat.completions.create(
+                model=MODEL, messages=[{"role": "user", "content": "hi"}]
+            )
+    assert [usage.status for usage in harness.recorded] == [200, 200, 429, 200]
+    assert len(waited) == 1

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mmadmin.gate.sse import SseTap
 from mmadmin.gate.tokens import Tokens, tokens_of_answer, tokens_of_events
-from tests.gate.stub import DONE, FINISH, USAGE, delta
+from tests.gate.stub import DONE, FINISH, TIMED, USAGE, delta
 
 TEXT = delta("é 北 😸").replace(b"\\u00e9", "é".encode())
 WIDE = 'data: {"choices":[{"delta":{"content":"é北😸"}}]}\n\n'.encode()
@@ -45,11 +45,13 @@ def test_split_at_every_byte(name: str, *, hide: bool) -> None:
     if not hide or name in ("no usage", "no end", "unfinished", "usage with choices"):
         assert whole == stream
     else:
-        gone = {"crlf": USAGE.replace(b"\n", b"\r\n"), "cr": USAGE.replace(b"\n", b"\r")}
-        hidden = gone.get(name, USAGE)
+        ends = {"crlf": b"\r\n", "cr": b"\r"}
+        hidden, finish, timed = (
+            part.replace(b"\n", ends.get(name, b"\n")) for part in (USAGE, FINISH, TIMED)
+        )
         if name == "comments":
-            hidden = b": x\n" + USAGE
-        assert whole == stream.replace(hidden, b"")
+            hidden = b": x\n" + hidden
+        assert whole == stream.replace(hidden, b"").replace(finish, timed)
     assert tap.ended == (name not in ("no end", "unfinished"))
     assert not tap.failed
     cuts = [[stream[:at], stream[at:]] for at in range(len(stream) + 1)]
@@ -152,3 +154,22 @@ def test_hostile_numbers_do_not_hurt() -> None:
         )
         == Tokens()
     )
+
+
+def test_timings_stay_when_the_usage_event_is_taken_out() -> None:
+    """The finish gets them, once; a finish that has its own keeps those; none are invented."""
+    out, _ = through([WIDE, FINISH, USAGE, DONE], hide=True)
+    assert out == WIDE + TIMED + DONE
+    own = FINISH.replace(b"}\n\n", b',"timings":{"predicted_n":1}}\n\n')
+    assert through([own, USAGE, DONE], hide=True)[0] == own + DONE
+    bare = USAGE.replace(b'"timings"', b'"others"')
+    assert through([FINISH, bare, DONE], hide=True)[0] == FINISH + DONE
+
+
+def test_each_answer_keeps_its_timings() -> None:
+    """Two answers in one stream: each finish gets the timings of the usage event behind it."""
+    second = USAGE.replace(b"12.5", b"7.5")
+    tap = SseTap(hide_usage=True, dialect="openai", reports=2)
+    out = b"".join(map(tap.feed, [FINISH, USAGE, WIDE, FINISH, second, DONE]))
+    assert out == TIMED + WIDE + TIMED.replace(b"12.5", b"7.5") + DONE
+    assert len(tap.notes) == 2

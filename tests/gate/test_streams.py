@@ -13,7 +13,7 @@ from mmadmin.core.access import new_key
 from mmadmin.gate.relay import COMMENT
 from tests.gate.harness import MODEL, PATIENCE_S, PEPPER, Harness
 from tests.gate.raw import RawClient, ask
-from tests.gate.stub import DONE, FINISH, USAGE, Call, delta, paused
+from tests.gate.stub import DONE, TIMED, USAGE, Call, delta, paused
 
 CHAT = "/v1/chat/completions"
 
@@ -37,9 +37,9 @@ def writes(pieces, *, end: bool = True):
 
 
 async def test_usage_is_asked_for_and_not_leaked(harness: Harness) -> None:
-    """The client sees the engine's bytes less the one event; the usage record has the numbers."""
+    """The client sees what the engine sends without the event; the usage record has the numbers."""
     answer = await ask(harness.port, CHAT, chat(), key=harness.key.text)
-    assert answer.body == delta("17") + delta(" times") + delta(" 23") + FINISH + DONE
+    assert answer.body == delta("17") + delta(" times") + delta(" 23") + TIMED + DONE
     assert answer.headers["content-type"].startswith("text/event-stream")
     assert "content-encoding" not in answer.headers
     assert answer.headers["x-accel-buffering"] == "no"
@@ -363,6 +363,24 @@ async def test_a_slow_reader_does_not_fill_the_gate(harness: Harness) -> None:
             assert sent < 32 * 1024 * 1024, "the engine was read on and on"
     await harness.until(lambda: harness.recorded)
     assert harness.gate.traffic.requests == {}
+
+
+async def test_a_suspended_key_is_called_suspended_in_its_streams(harness: Harness) -> None:
+    """The same code and words as for its next request."""
+    go_on = asyncio.Event()
+    harness.engine.script = paused(go_on)
+    async with RawClient(harness.port) as client:
+        await client.send(CHAT, chat(), key=harness.key.text)
+        await client.head()
+        assert await client.chunk() == delta("a")
+        harness.publish(keys=(replace(harness.record, state="suspended"),))
+        received = b""
+        while data := await client.chunk():
+            received += data
+    told = json.loads(received.split(b"\n\n")[-2].removeprefix(b"data: "))["error"]
+    answer = await ask(harness.port, CHAT, chat(), key=harness.key.text)
+    assert told == answer.json["error"]
+    assert told["code"] == "api_key_suspended"
 
 
 async def test_a_revoked_key_ends_its_streams_at_once(harness: Harness) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import asyncio
 import json
+from pathlib import Path
 
 import pytest
 from asgiref.sync import sync_to_async
@@ -12,6 +15,7 @@ from django.test import AsyncClient, override_settings
 from deployments.models import ClientKey, User
 from deployments.views import playground
 
+ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
@@ -68,3 +72,55 @@ async def test_a_conversation_that_is_too_long_is_refused_in_words() -> None:
         )
     assert answer.status_code == 413
     assert "too long for the playground" in answer.json()["error"]["message"]
+
+
+async def test_the_gate_is_never_asked_through_a_proxy(
+    settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A proxy that listens is not told the key and the conversation."""
+    asked: list[str] = []
+
+    async def answer(reader, writer, who: str) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        asked.append(f"{who}: {head.split(b' ')[1].decode()}")
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\n{}")
+        writer.close()
+
+    async with (
+        await asyncio.start_server(lambda r, w: answer(r, w, "gate"), "127.0.0.1") as gate,
+        await asyncio.start_server(lambda r, w: answer(r, w, "proxy"), "127.0.0.1") as proxy,
+    ):
+        settings.GATE_URL = f"http://127.0.0.1:{gate.sockets[0].getsockname()[1]}"
+        address = f"http://127.0.0.1:{proxy.sockets[0].getsockname()[1]}"
+        for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+            monkeypatch.setenv(name, address)
+        for name in ("NO_PROXY", "no_proxy"):
+            monkeypatch.delenv(name, raising=False)
+        relayed = await playground._relay(b"{}", "sk-mm-x", "test")
+        assert [piece async for piece in relayed] == [b"{}"]
+    assert asked == ["gate: /v1/chat/completions"]
+
+
+def test_every_client_of_loopback_keeps_off_proxies() -> None:
+    """Only what talks to other machines may: each other client says so where it is made."""
+    outside = {
+        "mmadmin/host/hub.py",
+        "mmadmin/host/download/answers.py",
+        "deployments/accounts/oidc.py",
+    }
+    found = {}
+    for path in (*ROOT.glob("mmadmin/**/*.py"), *ROOT.glob("deployments/**/*.py")):
+        calls = [
+            node
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.Call)
+            and ast.unparse(node.func)
+            in {f"httpx2.{name}" for name in ("Client", "AsyncClient", "get", "post", "stream")}
+        ]
+        if calls and str(path.relative_to(ROOT)) not in outside:
+            found[path.name] = all(
+                any(k.arg == "trust_env" and ast.unparse(k.value) == "False" for k in call.keywords)
+                for call in calls
+            )
+    assert len(found) >= 4
+    assert all(found.values()), found

@@ -17,11 +17,12 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from mmadmin.core.build.recipe import Json
-from mmadmin.core.snapshot import ErrorPatterns
+from mmadmin.core.snapshot import AnswerFields, ErrorPatterns
 
 UNREADABLE = (ValueError, LookupError, TypeError, AttributeError)
 Body = Mapping[str, Json]
 NO_PATTERNS = ErrorPatterns()
+USUAL_FIELDS = AnswerFields()
 T_co = TypeVar("T_co", covariant=True)
 
 
@@ -86,6 +87,8 @@ class Questions:
     """The message in the body of a refusal."""
     error_patterns: ErrorPatterns = NO_PATTERNS
     """How it words the errors that a client should see as errors of its request."""
+    answer_fields: AnswerFields = USUAL_FIELDS
+    """What it reads about the size of an answer."""
     guarded: Guarded | None = None
     model_file: Question[str] | None = None
     context: Question[Context] | None = None

@@ -17,10 +17,12 @@ from mmadmin.core.engines.questions import (
     Rendering,
     Speed,
 )
-from mmadmin.core.snapshot import ErrorPatterns
+from mmadmin.core.snapshot import AnswerFields, ErrorPatterns
 
 MILLI = 1000
 PROPERTIES = "/props"
+CAPS = ("n_predict", "max_completion_tokens", "max_tokens")
+"""Names of one option (tools/server/server-schema.cpp)."""
 SPECIAL_TOKENS = ("bos_token", "eos_token")
 SWITCHED_OFF = "{%- if false %}"
 CONDITION = r"\{%- if (?:(?!%\}).)*%\}"
@@ -114,6 +116,17 @@ QUESTIONS = Questions(
             r"|tokenize prompt)|Unsupported param|Only no echo|Invalid base64"
             r"|Cannot (?:use both|specify)|Multimodal data provided|[\"']\w+[\"'] is required"
         ),
+        advice=r"(?:,? try increasing it|\.? Start it with `[^`]*`)",
+    ),
+    answer_fields=AnswerFields(
+        caps={
+            "/v1/chat/completions": CAPS,
+            "/v1/completions": CAPS,
+            "/v1/responses": ("max_output_tokens", *CAPS),
+            "/v1/messages": ("max_tokens",),
+        },
+        choices=("n_cmpl", "n"),
+        usage_of_one=True,
     ),
     guarded=Guarded(PROPERTIES),
     model_file=Question(PROPERTIES, _model_file),
