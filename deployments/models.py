@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from django.conf import settings
@@ -70,6 +71,10 @@ class User(AbstractUser):
         return bool(self.scopes & {scope, Scope.ADMIN}) or scope == Scope.READ
 
 
+AWAY_AFTER = timedelta(minutes=3)
+"""A worker reports every minute."""
+
+
 class Host(models.Model):
     """A machine with a store, a supervisor and its own Celery worker."""
 
@@ -77,10 +82,20 @@ class Host(models.Model):
     facts = models.JSONField(default=dict, blank=True)
     """What the host's worker last reported: CPU, memory, GPUs, toolchain, disk."""
     seen_at = models.DateTimeField(null=True, blank=True)
+    """When its worker reported last."""
+    holder = models.CharField(max_length=128, blank=True)
+    """Which machine and `MM_HOME` works under this name; empty = nobody does."""
+    holder_place = models.CharField(max_length=255, blank=True)
+    """The same for people: machine and folder."""
     created_at = models.DateTimeField(default=timezone.now, editable=False)
 
     def __str__(self) -> str:
         return self.name
+
+    @property
+    def is_away(self) -> bool:
+        """True when its worker has not reported for a while; one that never did is new."""
+        return self.seen_at is not None and timezone.now() - self.seen_at > AWAY_AFTER
 
     @property
     def queue(self) -> str:
@@ -769,6 +784,10 @@ class Trial(Job):
         return told
 
 
+JOBS: tuple[type[Job], ...] = (Activation, Build, Trial, HostTask)
+"""Every kind of job."""
+
+
 class ReplicaState(models.TextChoices):
     """Where an engine process is."""
 
@@ -993,6 +1012,10 @@ class AlarmKind(models.TextChoices):
 
     UNHEALTHY = "unhealthy"
     DRIFT = "drift"
+    BYTES = "bytes"
+    """Objects that its live generation needs are not in the host's store."""
+    HOST = "host"
+    """Its host's worker is away."""
 
 
 class Alarm(models.Model):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import signal
 from typing import Any
 
 from celery import shared_task
-from celery.signals import worker_init, worker_process_init, worker_ready
+from celery.signals import worker_init, worker_process_init, worker_ready, worker_shutdown
 from django.conf import settings
-from django.db import close_old_connections
+from django.db import close_old_connections, connection
 from django.utils.module_loading import import_string
 
 from deployments.broker import feed
@@ -28,7 +30,10 @@ from deployments.jobs import (
 from deployments.jobs.recorder import Parent, recording
 from deployments.models import Activation, Build, HostTask, Trial
 from mmadmin.core import catalog
+from mmadmin.core.errors import Conflict
 from mmadmin.host.facts import compiler
+
+log = logging.getLogger(__name__)
 
 
 def machine() -> Any:
@@ -95,8 +100,12 @@ def collect_usage() -> None:
 
 @shared_task
 def register_host() -> None:
-    """Write this machine's facts."""
-    hosts.register(machine().facts())
+    """Write this machine's facts; a worker whose name another one took in its absence ends."""
+    try:
+        hosts.register(machine().facts())
+    except Conflict as error:
+        log.error("%s: this worker ends", error.message)  # noqa: TRY400 (no bug)
+        os.kill(Parent.pid or os.getpid(), signal.SIGTERM)
 
 
 @shared_task
@@ -119,11 +128,25 @@ def prune_rows() -> None:
 
 @worker_init.connect
 def _before_the_fork(**_: Any) -> None:
-    """What the first job of every pool process would import and ask for, once for all of them."""
+    """What the first job of every pool process would import and ask for, once for all of them.
+
+    A worker without the right to its host's name ends here, before it takes any job.
+    """
+    try:
+        hosts.take(settings.HOME)
+    except Conflict as error:
+        raise SystemExit(f"{error.message}\n{error.remedy}") from None
+    connection.close()
     machine()
     catalog.engines()
     catalog.recipes()
     compiler()
+
+
+@worker_shutdown.connect
+def _give_name_back(**_: Any) -> None:
+    """Another machine may have the host's name now."""
+    hosts.give_back(settings.HOME)
 
 
 @worker_process_init.connect
@@ -137,5 +160,6 @@ def _worker_is_ready(**_: Any) -> None:
     """Report the machine, tell the gate, and take up what an earlier worker left."""
     close_old_connections()
     hosts.register(machine().facts())
+    watch.seat_the_unserved(machine())
     feed.publish_snapshot()
     sweeper.sweep()

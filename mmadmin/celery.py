@@ -22,6 +22,8 @@ for _chatty in ("celery.app.trace", "celery.worker.strategy", "celery.beat"):
 VISIBILITY_TIMEOUT_S = 3600
 """After this Redis delivers an unacknowledged message again; the lease makes that harmless."""
 
+SWEEP_S = 5
+
 HOST_QUEUE = f"host.{settings.HOST_NAME}"
 DEFAULT_QUEUE = "default"
 
@@ -69,7 +71,7 @@ app.conf.update(
     task_track_started=False,
     timezone="UTC",
     beat_schedule={
-        "sweep": every("sweep", 5, DEFAULT_QUEUE),
+        "sweep": every("sweep", SWEEP_S, DEFAULT_QUEUE),
         "collect-usage": every("collect_usage", 5, DEFAULT_QUEUE),
         "publish": every("publish", 10, DEFAULT_QUEUE),
         "watch-engines": every("watch_engines", 10, HOST_QUEUE),
@@ -78,5 +80,6 @@ app.conf.update(
         "tidy-store": every("tidy_store", 86400, HOST_QUEUE),
     },
     beat_max_loop_interval=5,
+    beat_scheduler="mmadmin.beat:Scheduler",
 )
 app.autodiscover_tasks(["deployments"])

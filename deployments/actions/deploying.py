@@ -198,16 +198,13 @@ def _deployment_for(actor: User, spec: Spec) -> Deployment:
 
 def _host_for(spec: Spec) -> Host:
     """The host that the spec names, or the panel's own."""
-    if spec.host in ("", settings.HOST_NAME):
-        return Host.objects.get_or_create(name=settings.HOST_NAME)[0]
-    host = Host.objects.filter(name=spec.host).first()
-    if host is None:
+    if spec.host not in ("", settings.HOST_NAME):
         raise InvalidSpec(
-            f'there is no host "{spec.host}"',
-            remedy="start its worker once, or leave the field out",
+            f'the gate has no address of the host "{spec.host}"; engines run on its own machine',
+            remedy=f'leave the field out, or write "{settings.HOST_NAME}"',
             field="host",
         )
-    return host
+    return Host.objects.get_or_create(name=settings.HOST_NAME)[0]
 
 
 def _queue_build(actor: User, generation: Generation, *, activate: bool) -> Build:

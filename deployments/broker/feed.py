@@ -68,6 +68,7 @@ KEY_FIELDS = (
     "playground",
 )
 
+SWEPT_KEY = "mm:swept"
 SET_IF_NEWER = """
 local now = redis.call('GET', KEYS[2])
 if now and tonumber(now) > tonumber(ARGV[2]) then return 0 end
@@ -92,6 +93,17 @@ def _client(url: str, _pid: int) -> redis.Redis:
 def client() -> redis.Redis:
     """The broker as a Redis client, one a process."""
     return _client(settings.REDIS_URL, os.getpid())
+
+
+def note_sweep() -> None:
+    """Write down that the sweeper ran, best effort."""
+    with suppress(redis.RedisError):
+        client().set(SWEPT_KEY, int(time.time()))
+
+
+def swept_at() -> int:
+    """When the sweeper ran last, Unix time; 0 = never. Raises `redis.RedisError`."""
+    return int(client().get(SWEPT_KEY) or 0)
 
 
 def announce(

@@ -11,12 +11,12 @@ from datetime import datetime, timedelta
 from django.db.models import Q
 from django.utils import timezone
 
+from deployments.broker import feed
 from deployments.broker.queue import send
-from deployments.jobs import lease
-from deployments.models import Activation, Build, HostTask, Job, Trial
+from deployments.jobs import hosts, lease
+from deployments.models import JOBS, Job
 from mmadmin.core.generations.lifecycle import JobState
 
-JOBS: tuple[type[Job], ...] = (Activation, Build, Trial, HostTask)
 UNSENT_AFTER_S = 3
 """An enqueue on commit takes milliseconds: a row still without it by then was never sent."""
 RESEND_AFTER_S = 30
@@ -26,7 +26,12 @@ RETAKE_AFTER_S = 10
 
 
 def sweep() -> int:
-    """Look at every job that has not ended; returns how many were handed over or ended."""
+    """Look at every job that has not ended; returns how many were handed over or ended.
+
+    Notes that it ran, for the doctor, and which hosts are away.
+    """
+    feed.note_sweep()
+    hosts.note_away()
     return sum(_attend(job) for job in _due(timezone.now()))
 
 

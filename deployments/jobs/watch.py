@@ -3,6 +3,8 @@
 - an engine that no live generation and no activation wants is ended
 - a live engine that nothing is routed to, because the way back of a failed activation broke off, is
   started until it proves itself
+- a live generation without an engine gets one; where objects that it needs are not in the store, an
+  alarm says so
 - a live engine that differs from its plan (drift) raises an alarm, until it does not
 - a live engine that is not alive is restarted with growing pauses; when it fell soon after it went
   live, the deployment rolls back to the generation before, unless `auto_rollback` is off
@@ -31,7 +33,7 @@ from django.utils import timezone
 
 from deployments.broker import feed
 from deployments.broker.queue import enqueue_on_commit
-from deployments.jobs import gates, states, trials
+from deployments.jobs import gates, hosts, states, trials
 from deployments.jobs.engines import ACTIVE_REPLICA, launch_of, new_uid, note_process, ports
 from deployments.jobs.host import EngineHost
 from deployments.models import (
@@ -51,6 +53,8 @@ from mmadmin.core.errors import MmError, ProbeFailed, Unreachable
 from mmadmin.core.generations.lifecycle import GenerationState, JobState
 from mmadmin.core.process_identity import ProcessIdentity
 from mmadmin.core.spec.spec import parse_spec
+from mmadmin.core.store import Store
+from mmadmin.core.store.verify import absent
 
 log = logging.getLogger(__name__)
 
@@ -76,8 +80,11 @@ SILENT = "silent"
 def watch(machine: EngineHost) -> None:
     """Look at every replica of this host; one that cannot be looked at stops no other."""
     view = gates.look()
+    incomplete = _note_missing_bytes(machine.store())
     for replica in _idle_deployments():
         try:
+            if replica.generation_id in incomplete and machine.process(replica) is None:
+                continue  # nothing to start
             if replica.trial is not None:
                 trials.look_at(replica, machine)
             elif replica.generation.deployment.live_id != replica.generation_id:
@@ -86,7 +93,7 @@ def watch(machine: EngineHost) -> None:
                 _look_at(replica, machine, view)
         except MmError as error:
             log.warning("%s: %s", replica.uid, error)
-    _seat_the_unserved(machine)
+    seat_the_unserved(machine)
     _clear_alarms_of_the_gone()
 
 
@@ -95,8 +102,23 @@ def _busy() -> QuerySet[Activation, Any]:
     return Activation.objects.active().values("deployment")
 
 
-def _seat_the_unserved(machine: EngineHost) -> None:
-    """A live generation without a replica gets one, which the next look finds not running."""
+def _note_missing_bytes(store: Store) -> set[int]:
+    """Live generations that need objects which are not in the store; an alarm for each.
+
+    After a restore without the store's bytes, for example.
+    """
+    lost = hosts.lacking(store)
+    for generation in hosts.live_generations():
+        gone = lost.get(generation)
+        _clear(generation.deployment, AlarmKind.BYTES, keep=(gone,) if gone else ())
+        if gone:
+            message = f"{gone[:80]} is not in this host's store; `mm rebuild --live` brings it back"
+            _raise(generation, AlarmKind.BYTES, gone, message)
+    return {generation.pk for generation in lost}
+
+
+def seat_the_unserved(machine: EngineHost) -> None:
+    """A live generation without a replica gets one; the next looks prove it."""
     seated = Replica.objects.filter(
         generation=OuterRef("live"), state__in=ACTIVE_REPLICA, trial=None
     )
@@ -106,16 +128,23 @@ def _seat_the_unserved(machine: EngineHost) -> None:
         .exclude(Exists(seated))
         .select_related("live__deployment", "host")
     )
+    fresh: list[Replica] = []
     for deployment in unserved:
         live = deployment.live
         port = next(ports(deployment.host, machine.port_is_free), None)
-        if live is None or port is None:
+        if live is None or port is None or absent(machine.store(), live.system) is not None:
             continue
         with suppress(IntegrityError), transaction.atomic():  # an activation has just taken it
             replica = Replica.objects.create(
                 uid=new_uid(live), generation=live, host=deployment.host, port=port
             )
             log.warning("%s is live and has no engine: %s is to be one", live.uid, replica.uid)
+            fresh.append(replica)
+    for replica in fresh:
+        try:
+            machine.start(replica, launch_of(replica, machine))
+        except MmError as error:  # the next look tries again, and raises an alarm
+            log.warning("%s: %s", replica.uid, error)
 
 
 def _idle_deployments() -> list[Replica]:
@@ -171,8 +200,9 @@ def _bring_back(replica: Replica, machine: EngineHost) -> None:
 
     Its engine is started until it proves itself; then requests go to it again.
     """
-    message = "it could not be restored after a failed activation; mmadmin keeps trying"
-    _raise(replica, AlarmKind.UNHEALTHY, LIVENESS, message)
+    if replica.activation_id is not None:
+        message = "it could not be restored after a failed activation; mmadmin keeps trying"
+        _raise(replica.generation, AlarmKind.UNHEALTHY, LIVENESS, message)
     launch = launch_of(replica, machine)
     process = machine.process(replica)
     if process is None:
@@ -228,7 +258,7 @@ def _fell(
         return
     message = f"its process ended {falls} times, each soon after the other"
     Replica.objects.filter(pk=replica.pk).update(failures=1)  # asked at the next look
-    _raise(replica, AlarmKind.UNHEALTHY, LIVENESS, message)
+    _raise(replica.generation, AlarmKind.UNHEALTHY, LIVENESS, message)
     _go_back(replica.generation, message)
 
 
@@ -301,7 +331,7 @@ def _is_due(replica: Replica) -> bool:
 
 def _is_alive(replica: Replica) -> None:
     Replica.objects.filter(pk=replica.pk).update(checked_at=timezone.now(), failures=0)
-    _clear(replica, AlarmKind.UNHEALTHY, keep=())
+    _clear(replica.generation.deployment, AlarmKind.UNHEALTHY, keep=())
 
 
 def _not_alive(
@@ -317,7 +347,7 @@ def _not_alive(
     Replica.objects.filter(pk=replica.pk).update(checked_at=now, failures=failures)
     if failures < FAILURES_ALLOWED:
         return
-    _raise(replica, AlarmKind.UNHEALTHY, LIVENESS, message)
+    _raise(replica.generation, AlarmKind.UNHEALTHY, LIVENESS, message)
     if goes_back and _go_back(replica.generation, message):
         return
     pause = min(PAUSE_S * 2**replica.restarts, PAUSE_MAX_S) if replica.restarts else 0
@@ -382,27 +412,26 @@ def _note_drift(replica: Replica, found: Mapping[str, str]) -> None:
         deployment=replica.generation.deployment, kind=AlarmKind.DRIFT, cleared_at=None
     )
     same = {alarm.subject for alarm in told if found.get(alarm.subject) == alarm.message}
-    _clear(replica, AlarmKind.DRIFT, keep=tuple(same))
+    _clear(replica.generation.deployment, AlarmKind.DRIFT, keep=tuple(same))
     for subject, message in found.items():
-        _raise(replica, AlarmKind.DRIFT, subject, message)
+        _raise(replica.generation, AlarmKind.DRIFT, subject, message)
 
 
-def _raise(replica: Replica, kind: AlarmKind, subject: str, message: str) -> None:
-    deployment = replica.generation.deployment
+def _raise(generation: Generation, kind: AlarmKind, subject: str, message: str) -> None:
+    deployment = generation.deployment
     _, new = Alarm.objects.get_or_create(
         deployment=deployment,
         kind=kind,
         subject=subject,
         cleared_at=None,
-        defaults={"generation": replica.generation, "message": message},
+        defaults={"generation": generation, "message": message},
     )
     if new:
-        log.warning("%s: %s: %s", replica.uid, subject, message)
+        log.warning("%s: %s: %s", generation.uid, subject, message)
         feed.announce("deployment", deployment.pk, deployment=deployment.name)
 
 
-def _clear(replica: Replica, kind: AlarmKind, *, keep: tuple[str, ...]) -> None:
-    deployment = replica.generation.deployment
+def _clear(deployment: Deployment, kind: AlarmKind, *, keep: tuple[str, ...]) -> None:
     cleared = (
         Alarm.objects.filter(deployment=deployment, kind=kind, cleared_at=None)
         .exclude(subject__in=keep)

@@ -14,6 +14,7 @@ from django.utils import timezone
 from deployments.models import (
     Activation,
     Alarm,
+    AlarmKind,
     Build,
     Deployment,
     Generation,
@@ -72,11 +73,13 @@ class DeploymentRow:
 
     @property
     def state(self) -> str:
-        """live, activating, building, failed, stopped or new."""
+        """live, activating, building, failed, stopped or new; of a live one what keeps it away."""
         if self.activation is not None:
             return "activating"
         if self.live is not None:
-            return "live"
+            if any(alarm.kind == AlarmKind.BYTES for alarm in self.alarms) and not self.serving:
+                return "bytes missing"
+            return "host away" if self.deployment.host.is_away else "live"
         if self.build is not None:
             return "building"
         if self.newest is None:

@@ -59,6 +59,8 @@ LOOKS: dict[str, tuple[str, str]] = {
     "skipped": ("s-past", "idle"),
     "warning": ("s-drain", "warn"),
     "warn": ("s-drain", "warn"),
+    "bytes missing": ("s-bad", "bad"),
+    "host away": ("s-bad", "bad"),
     "fail": ("s-bad", "bad"),
     "failed": ("s-bad", "bad"),
     "errored": ("s-bad", "bad"),

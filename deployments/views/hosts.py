@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 
 from django.http import HttpRequest, HttpResponse
 from django.urls import reverse
-from django.utils import timezone
 
 from deployments import actions, queries
 from deployments.models import Host, HostTask, Replica, TaskKind
 from deployments.views.page import attempt, form_only, page, person, show
 
-SILENT = timedelta(minutes=2)
-"""A worker that has not reported for this long is shown as not responding."""
 WHOLE_PROCESS = "main memory"
 """The part of a report that is all of an engine on a host without cards."""
 COLOURS = ("s0", "s1", "s2", "s3")
@@ -72,7 +68,6 @@ def machines(
     for row in rows:
         for replica in row.replicas:
             running.setdefault(replica.host_id, []).append(replica)
-    now = timezone.now()
     return [
         Machine(
             host=host,
@@ -84,7 +79,7 @@ def machines(
                 for replica in running.get(host.pk, [])
                 if (held := measured.get(replica.generation_id))
             ],
-            away=host.seen_at is None or now - host.seen_at > SILENT,
+            away=host.seen_at is None or host.is_away,
             examined=(examined or {}).get(host.pk),
         )
         for host in hosts

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from typing import TYPE_CHECKING
 
 import typer
@@ -18,6 +19,8 @@ from mmadmin.core.home import Home, Ports
 if TYPE_CHECKING:
     from mmadmin.host.doctor import Result
 
+MISSED_SWEEPS = 12
+"""Sweeps in a row that a busy machine may miss."""
 MARKS = {"ok": "[green]ok[/]", "warn": "[yellow]warn[/]", "fail": "[red]fail[/]"}
 
 
@@ -43,7 +46,13 @@ def doctor(*, as_json: JsonFlag = False) -> None:
     )
     found = run_checks(
         patient,
-        [("settings", settings), ("database", database), ("administrator", administrator)],
+        [
+            ("settings", settings),
+            ("database", database),
+            ("administrator", administrator),
+            ("sweeper", sweeper),
+            ("live", live),
+        ],
     )
     if as_json:
         emit_json({"level": worst(found), "checks": [result.as_json() for result in found]})
@@ -104,6 +113,72 @@ def database() -> Result:
         lacks = f"{vendor} lacks {counted(len(waiting), 'migration')}"
         return Result("database", "fail", lacks, "run `mm up`")
     return Result("database", "ok", f"{vendor}, schema is current")
+
+
+def sweeper() -> Result:
+    """Beat sends the sweep every few seconds, and a worker takes it."""
+    from mmadmin.host.doctor import Result
+    from mmadmin.host.supervisor import Supervisor
+
+    home = Home.from_env()
+    if not is_set_up(home) or not (os.environ.get("REDIS_URL") or Supervisor(home).running()):
+        return Result("sweeper", "ok", "nothing runs")
+    import django
+
+    django.setup()
+    import redis
+
+    from deployments.broker.feed import swept_at
+    from mmadmin.celery import SWEEP_S
+
+    try:
+        age_s = int(time.time()) - swept_at()
+    except (redis.RedisError, OSError):
+        return Result("sweeper", "warn", "the broker cannot say", "see `broker`")
+    if 0 <= age_s <= MISSED_SWEEPS * SWEEP_S:
+        return Result("sweeper", "ok", f"it ran {age_s} s ago")
+    fact = (
+        "its last run lies in the future: the clock was set back"
+        if age_s < 0
+        else f"no sweep ran for {age_s // SWEEP_S} periods of {SWEEP_S} s"
+        if age_s < time.time() - 1
+        else "it has never run"
+    )
+    return Result(
+        "sweeper",
+        "fail",
+        f"{fact}; jobs, usage and alarms may wait",
+        "wait a minute after `mm up`; then `mm up --restart`, and read `mm logs beat` and"
+        " `mm logs worker`",
+    )
+
+
+def live() -> Result:
+    """Every host with a live deployment reports, and this one has the bytes of its own."""
+    from mmadmin.host.doctor import Result
+
+    if database().level == "fail":
+        return Result("live", "fail", "the database cannot say", "see `database`")
+    from django.db import connection
+
+    from deployments.jobs.hosts import lacking
+    from deployments.models import Deployment
+    from mmadmin.core.store import Store
+
+    home = Home.from_env()
+    try:
+        found = list(Deployment.objects.filter(live__isnull=False).select_related("host"))
+        missing = lacking(Store(home.store)) if found else {}
+    finally:
+        connection.close()
+    if missing:
+        names = ", ".join(generation.uid for generation in missing)
+        fact = f"the store lacks bytes of what is live: {names}"
+        return Result("live", "fail", fact, "run `mm rebuild --live`")
+    if away := {deployment.host.name for deployment in found if deployment.host.is_away}:
+        fact = f"workers that do not report: {', '.join(sorted(away))}"
+        return Result("live", "fail", fact, "run `mm up` there, and read `mm logs worker`")
+    return Result("live", "ok", counted(len(found), "live deployment"))
 
 
 def of_the_database(error: BaseException) -> MmError | None:

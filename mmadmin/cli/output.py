@@ -61,6 +61,8 @@ STATE_STYLES = {
     "suspended": "yellow",
     "revoked": "red",
     "expired": "yellow",
+    "bytes missing": "red",
+    "host away": "red",
     "retired": "dim",
     "cached": "dim",
 }

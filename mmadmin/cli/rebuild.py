@@ -7,16 +7,23 @@ fetched by their digests, and the output must be the same.
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from mmadmin.cli.build import tools_of, watching
-from mmadmin.cli.deployments import Detach, Number, going_on
+from mmadmin.cli.deployments import Detach, going_on
 from mmadmin.cli.output import JsonFlag, console, emit_json, escape
-from mmadmin.cli.records import actor
-from mmadmin.core.errors import DigestMismatch, InvalidInput, NotFound
+from mmadmin.cli.records import MOST, actor
+from mmadmin.core.errors import (
+    DigestMismatch,
+    InvalidInput,
+    NotFound,
+    StoreCorrupt,
+    Unreachable,
+)
 from mmadmin.core.home import Home
 
 if TYPE_CHECKING:
@@ -24,12 +31,23 @@ if TYPE_CHECKING:
     from mmadmin.core.generations.history_file import RecordedGeneration
 
 
+SERVED_S = 3600.0
+"""What a large model may take to load."""
+POLL_S = 0.5
+
+
 def rebuild(
     which: Annotated[
         str, typer.Argument(help="A deployment, or an exported history.", metavar="NAME|FILE")
-    ],
-    number: Number,
+    ] = "",
+    number: Annotated[
+        int, typer.Argument(help="The generation's number.", metavar="NUMBER", min=0, max=MOST)
+    ] = 0,
     *,
+    live: Annotated[
+        bool,
+        typer.Option("--live", help="Every live generation of this host that is not whole."),
+    ] = False,
     detach: Detach = False,
     as_json: JsonFlag = False,
 ) -> None:
@@ -39,8 +57,19 @@ def rebuild(
     machine, whose store may be empty. Binary caches are asked first; otherwise its pinned sources
     are fetched and its steps run again. Its place in the history does not change.
 
+    With --live, after a restore or the loss of the store: makes each live generation again that
+    lacks objects or has damaged ones, and waits until its engine serves.
+
     Example: mm rebuild smollm2-135m 1
     """
+    if live == bool(which) or bool(which) != bool(number):
+        raise InvalidInput(
+            "it is not clear what to rebuild",
+            remedy="give a deployment and a number, or --live alone",
+        )
+    if live:
+        _live(detach=detach, as_json=as_json)
+        return
     path = Path(which)
     if path.is_file():
         if detach:
@@ -55,6 +84,57 @@ def rebuild(
             remedy="give a deployment's name, or what `mm history NAME --export FILE` wrote",
         )
     _from_records(which, number, detach=detach, as_json=as_json)
+
+
+def _live(*, detach: bool, as_json: bool) -> None:
+    """Rebuild what is live and not whole, and wait until it serves."""
+    person = actor()
+    from deployments import actions
+    from deployments.jobs.hosts import live_generations
+    from mmadmin.cli.follow import follow_build
+    from mmadmin.core.store import Store
+    from mmadmin.core.store.verify import require_intact
+
+    store = Store(Home.from_env().store)
+    builds: list[Build] = []
+    for generation in live_generations():
+        try:
+            require_intact(store, generation.system)
+        except StoreCorrupt:
+            name, number = generation.deployment.name, generation.number
+            builds.append(actions.rebuild(person, name, number))
+    for build in builds if not detach else ():
+        with going_on(f"build {build.pk}"):
+            follow_build(build.pk, quiet=as_json)
+            _wait_until_served(build, quiet=as_json)
+    if as_json:
+        uids = [build.generation.uid for build in builds if build.generation]
+        emit_json({"builds": [build.pk for build in builds], "generations": uids})
+    elif not builds:
+        console.print("what is live is whole")
+
+
+def _wait_until_served(build: Build, *, quiet: bool) -> None:
+    """Return once the engine of the rebuilt generation has proved itself."""
+    from deployments.models import Alarm, AlarmKind, Replica, ReplicaState
+
+    generation = build.generation
+    if generation is None:
+        return
+    if not quiet:
+        console.print(f"  starting the engine of {escape(generation.uid)} …")
+    give_up = time.monotonic() + SERVED_S
+    ready = Replica.objects.filter(generation=generation, state=ReplicaState.READY, trial=None)
+    told = Alarm.objects.filter(generation=generation, kind=AlarmKind.BYTES, cleared_at=None)
+    while told.exists() or not ready.exists():
+        if time.monotonic() > give_up:
+            raise Unreachable(
+                f"the engine of {generation.uid} does not serve yet",
+                remedy="see `mm status` and `mm logs`; the watch keeps trying",
+            )
+        time.sleep(POLL_S)
+    if not quiet:
+        console.print(f"[bold]{escape(generation.uid)}[/] is live")
 
 
 def read_history(path: Path, number: int) -> RecordedGeneration:

@@ -121,7 +121,9 @@ def _deployments(*, down: bool) -> list[dict[str, Any]]:
             "live_generation": row.live.number if row.live else None,
             "state": (
                 "stopped"
-                if down and row.state == "live" and row.deployment.host.name == settings.HOST_NAME
+                if down
+                and row.state in ("live", "host away")
+                and row.deployment.host.name == settings.HOST_NAME
                 else row.state
             ),
             "newest_generation": row.newest.number if row.newest else None,

@@ -135,17 +135,32 @@ def verify_objects(
 
     store = open_store()
     wanted = [resolve_name(store, name) for name in names] if names else None
+    lacking = {} if names else _lacking(store)
     with progress_bar("reading", quiet=as_json) as hook:
         found = verify(store, wanted, contents=contents, progress=hook)
     if as_json:
-        emit_json(found.as_json())
+        emit_json(found.as_json() | {"lacking": lacking})
     else:
         _show_damage(found.damaged)
+        for uid, lost in lacking.items():
+            console.print(f"[red]missing[/]  {escape(lost)}, which {escape(uid)} needs")
+        if lacking:
+            console.print("[dim]→ `mm rebuild --live` brings back what is live[/]")
         ok = len(found.verdicts) - len(found.damaged)
         read = f", {bytes_text(found.read_bytes)} read" if contents else ""
         console.print(f"{ok} of {len(found.verdicts)} ok{read}, {seconds_text(found.seconds)}")
-    if found.damaged:
+    if found.damaged or lacking:
         raise typer.Exit(1)
+
+
+def _lacking(store: Store) -> dict[str, str]:
+    """Live generations whose objects are not here, and what they lack, by the records."""
+    if not is_set_up(Home.from_env()):
+        return {}
+    connect()
+    from deployments.jobs import hosts
+
+    return {generation.uid: lost for generation, lost in hosts.lacking(store).items()}
 
 
 def _show_damage(damaged: tuple[Verdict, ...]) -> None:

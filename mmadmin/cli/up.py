@@ -171,6 +171,8 @@ def _start_services(supervisor: Supervisor, ports: Ports, *, restart: bool, quie
     installation.remember(home)
     with step("database", quiet=quiet):
         migrate()
+    if not running:
+        _forget_moved_engines(home, quiet=quiet)
     present, stamp = Started.now(home), home.run_dir / "services-code"
     before = Started.read(stamp)
     with step("supervisor", quiet=quiet):
@@ -190,6 +192,19 @@ def _start_services(supervisor: Supervisor, ports: Ports, *, restart: bool, quie
         with step(service.spec.name, quiet=quiet):
             wait_until_answering(supervisor, service)
     present.write(stamp)
+
+
+def _forget_moved_engines(home: Home, *, quiet: bool) -> None:
+    """After MM_HOME was moved the worker starts engines anew, by their present paths."""
+    from mmadmin.host.engine_process import forget_moved
+
+    if not forget_moved(home):
+        return
+    from deployments.jobs.hosts import forget_engines
+
+    forget_engines()
+    if not quiet:
+        console.print("  MM_HOME was moved: engines are started anew")
 
 
 def migrate() -> None:

@@ -70,6 +70,11 @@ class Home:
         return self.secrets / variable.removeprefix("MM_").lower()
 
     @property
+    def identity(self) -> Path:
+        """A random name of this installation's host; it moves with the folder."""
+        return self.root / "host-id"
+
+    @property
     def logs(self) -> Path:
         """Logs of the supervised processes; engines have theirs under `logs/engines`."""
         return self.root / "logs"

@@ -299,6 +299,27 @@ def engines(home: Home) -> list[str]:
     return sorted(path.stem for path in (home.supervisor / "engines").glob("*.conf"))
 
 
+def forget_moved(home: Home) -> bool:
+    """Forget engines that would start in another place: the folder or the program was moved.
+
+    Only while no supervisor runs. True when there were any.
+    """
+    moved = [
+        uid
+        for uid in engines(home)
+        if str(launch_file(home, uid)) not in _config(home, uid)
+        or str(sys.executable) not in _config(home, uid)
+    ]
+    for uid in moved:
+        stop(home, uid)
+    return bool(moved)
+
+
+def _config(home: Home, uid: str) -> str:
+    path = home.supervisor / "engines" / f"{uid}.conf"
+    return path.read_text(encoding="utf-8").replace("%%", "%")
+
+
 def process(home: Home, uid: str) -> ProcessIdentity | None:
     """The process of an engine that the supervisor runs; None = it is down.
 

@@ -36,7 +36,7 @@ from mmadmin.core.home import Home
 from mmadmin.core.process_identity import ProcessIdentity
 from mmadmin.host import engine_process, launch
 from mmadmin.host.readiness import is_loading, wait_ready
-from mmadmin.host.supervisor import ProgramSpec, Supervisor
+from mmadmin.host.supervisor import ProgramSpec, Supervisor, program_section
 from mmadmin.host.termination import end_processes
 from tests.support.ports import free_port, free_ports
 
@@ -549,3 +549,20 @@ def test_only_the_very_process_is_ended():
     finally:
         other.kill()
         other.wait()
+
+
+def test_engines_of_a_moved_home_are_forgotten(tmp_path, monkeypatch):
+    """Their programs name the old place; those that name this one stay."""
+    old, new = Home(tmp_path / "old"), Home(tmp_path / "new")
+    folder = old.supervisor / "engines"
+    folder.mkdir(parents=True)
+    spec = engine_process.program_spec(old, "a.1", stub(1))
+    (folder / "a.1.conf").write_text(program_section(spec))
+    assert not engine_process.forget_moved(old)
+    old.root.rename(new.root)
+    assert engine_process.forget_moved(new)
+    assert engine_process.engines(new) == []
+    here = engine_process.program_spec(new, "a.2", stub(1))
+    (new.supervisor / "engines" / "a.2.conf").write_text(program_section(here))
+    monkeypatch.setattr(sys, "executable", "/elsewhere/python")
+    assert engine_process.forget_moved(new), "the checkout was moved"

@@ -82,7 +82,7 @@ def hosts(now: datetime) -> dict[str, Host]:
     """The machine itself, and the team's GPU host."""
     local = Host.objects.create(
         name="local",
-        seen_at=now - timedelta(seconds=8),
+        seen_at=now + timedelta(hours=1),
         facts={
             "arch": "x86_64",
             "os": "linux",
@@ -100,7 +100,7 @@ def hosts(now: datetime) -> dict[str, Host]:
     )
     gpu = Host.objects.create(
         name="v100-box",
-        seen_at=now - timedelta(seconds=14),
+        seen_at=now + timedelta(hours=1),
         facts={
             "arch": "x86_64",
             "os": "linux",

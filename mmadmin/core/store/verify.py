@@ -130,6 +130,17 @@ def require_intact(store: Reader, name: str) -> None:
         )
 
 
+def absent(store: Reader, name: str) -> str | None:
+    """An object that is not here although `name` needs it, or is it; None when all are here."""
+    if store.recorded(name) is None:
+        return name
+    lost = store.lost_reference(name)
+    if lost is not None:
+        return lost
+    folders = ((needed, store.object_path(needed)) for needed in store.closure(name))
+    return next((needed for needed, folder in folders if not folder.is_dir()), None)
+
+
 GONE = "is gone"
 
 
