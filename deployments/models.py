@@ -34,6 +34,7 @@ from mmadmin.core.process_identity import ProcessIdentity
 
 if TYPE_CHECKING:
     from mmadmin.core.fit.placement import Footprint
+    from mmadmin.core.source_policy import Access, Rule, SourcePolicy
 
 
 class Role(models.TextChoices):
@@ -426,6 +427,8 @@ class Build(Job):
     plan = models.JSONField(null=True, blank=True)
     """`Plan.as_json()`: steps with state and reason, bytes to fetch."""
     activate_after = models.BooleanField(default=False)
+    on_host = models.BooleanField(default=False)
+    """Asked by `mm` on the host that builds, as the user that mmadmin runs as."""
     phase = models.CharField(max_length=16, blank=True)
     """locking, planning, building, waiting (another build makes a step of it): what it does now."""
 
@@ -444,6 +447,14 @@ class Build(Job):
     def deployment_name(self) -> str:
         """The deployment that it is about; empty for a plan of one that does not exist yet."""
         return self.deployment.name if self.deployment else ""
+
+    @property
+    def access(self) -> Access:
+        """What it may take from where: by the policy as it is now, and by who asked."""
+        from mmadmin.core.source_policy import Access
+
+        by_admin = self.actor is not None and self.actor.at_least(Role.ADMIN)
+        return Access(PolicyRule.policy(), on_host=self.on_host, by_admin=by_admin)
 
     def note_progress(self, step_id: int, done: int, total: int, unit: str) -> None:
         """Write how far a step is."""
@@ -1164,3 +1175,76 @@ class AuditEvent(models.Model):
 
     class Meta:
         ordering: ClassVar[list[str]] = ["-id"]
+
+
+class PolicyRule(models.Model):
+    """What an admin allows or denies to be taken from where (`mmadmin.core.source_policy`)."""
+
+    kind = models.CharField(max_length=16)
+    pattern = models.CharField(max_length=255)
+    allow = models.BooleanField()
+    reason = models.TextField(blank=True)
+    by = models.ForeignKey(User, on_delete=models.PROTECT, related_name="+")
+    at = models.DateTimeField(default=timezone.now)
+
+    class Meta:
+        ordering: ClassVar[list[str]] = ["kind", "pattern"]
+        constraints: ClassVar[list[Any]] = [
+            models.UniqueConstraint(fields=["kind", "pattern"], name="one_rule_a_pattern"),
+        ]
+
+    def __str__(self) -> str:
+        return str(self.rule)
+
+    @property
+    def rule(self) -> Rule:
+        """What it says."""
+        from mmadmin.core.source_policy import Rule
+
+        return Rule(self.kind, self.pattern, allow=self.allow, reason=self.reason)
+
+    @classmethod
+    def policy(cls) -> SourcePolicy:
+        """The rules as they are now, and whom to ask about them."""
+        from mmadmin.core.source_policy import SourcePolicy
+
+        admins = User.objects.filter(role=Role.ADMIN, is_active=True).order_by("id")
+        names = admins.values_list("username", flat=True)[:3]
+        return SourcePolicy(tuple(row.rule for row in cls.objects.all()), tuple(names))
+
+
+class RequestState(models.TextChoices):
+    """Where a request for an exception is."""
+
+    WAITING = "waiting"
+    GRANTED = "granted"
+    REFUSED = "refused"
+
+
+class PolicyRequest(models.Model):
+    """Somebody asks the admins to allow what the policy refuses; the answer stays on record."""
+
+    kind = models.CharField(max_length=16)
+    pattern = models.CharField(max_length=255)
+    reason = models.TextField()
+    by = models.ForeignKey(User, on_delete=models.PROTECT, related_name="+")
+    at = models.DateTimeField(default=timezone.now, editable=False)
+    state = models.CharField(
+        max_length=16, choices=RequestState.choices, default=RequestState.WAITING
+    )
+    answer = models.TextField(blank=True)
+    answered_by = models.ForeignKey(User, on_delete=models.PROTECT, null=True, related_name="+")
+    answered_at = models.DateTimeField(null=True, blank=True)
+
+    class Meta:
+        ordering: ClassVar[list[str]] = ["-id"]
+        constraints: ClassVar[list[Any]] = [
+            models.UniqueConstraint(
+                fields=["kind", "pattern"],
+                condition=Q(state="waiting"),
+                name="one_waiting_request_a_pattern",
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.pattern}"

@@ -33,10 +33,14 @@ if TYPE_CHECKING:
     from mmadmin.core.spec.spec import Spec
 
 
-def deploy(actor: User, spec_toml: str, *, reason: str, activate: bool = True) -> Generation:
+def deploy(
+    actor: User, spec_toml: str, *, reason: str, activate: bool = True, on_host: bool = False
+) -> Generation:
     """Record the next generation of the deployment that the spec names, and build it.
 
-    Creates the deployment the first time. With `activate` it goes live once it is built.
+    Creates the deployment the first time. With `activate` it goes live once it is built. `on_host`
+    says that `mm` asks, as the user that mmadmin runs as. Raises `SourceRefused` for what the
+    policy does not let them take; the worker checks it again.
     """
     from mmadmin.core.spec.spec import parse_spec
 
@@ -63,7 +67,8 @@ def deploy(actor: User, spec_toml: str, *, reason: str, activate: bool = True) -
         Transition.objects.create(
             generation=generation, after=GenerationState.PLANNED, actor=actor, reason=reason
         )
-        _queue_build(actor, generation, activate=activate)
+        build = _queue_build(actor, generation, activate=activate, on_host=on_host)
+        build.access.check_spec(spec)
         audit(
             actor,
             "deployment.deploy",
@@ -207,7 +212,8 @@ def _host_for(spec: Spec) -> Host:
     return Host.objects.get_or_create(name=settings.HOST_NAME)[0]
 
 
-def _queue_build(actor: User, generation: Generation, *, activate: bool) -> Build:
+def _queue_build(actor: User, generation: Generation, *, activate: bool, on_host: bool) -> Build:
+    """`mm` of another host than the one that builds cannot read that one's files anyway."""
     build = Build.objects.create(
         deployment=generation.deployment,
         generation=generation,
@@ -215,6 +221,7 @@ def _queue_build(actor: User, generation: Generation, *, activate: bool) -> Buil
         host=generation.deployment.host,
         actor=actor,
         activate_after=activate,
+        on_host=on_host and generation.deployment.host.name == settings.HOST_NAME,
     )
     enqueue_on_commit(build)
     feed.announce_job(build)
@@ -236,6 +243,7 @@ def plan(actor: User, spec_toml: str) -> Build:
             host=host,
             actor=actor,
         )
+        build.access.check_spec(spec)
         enqueue_on_commit(build)
         feed.announce_job(build)
         audit(actor, "build.plan", f"deployment:{spec.name}", f"plan of {spec.name}")
@@ -244,6 +252,8 @@ def plan(actor: User, spec_toml: str) -> Build:
 
 def retry_build(actor: User, build_id: int) -> Build:
     """Build a failed generation again, as a new build: the failed one stays in the history."""
+    from mmadmin.core.spec.spec import parse_spec
+
     require(actor, Role.OPERATOR)
     with transaction.atomic():
         build = _build(build_id)
@@ -255,7 +265,10 @@ def retry_build(actor: User, build_id: int) -> Build:
             raise Conflict(
                 f"{build.generation.uid} is {build.generation.state}: nothing to build again"
             )
-        again = _queue_build(actor, build.generation, activate=build.activate_after)
+        again = _queue_build(
+            actor, build.generation, activate=build.activate_after, on_host=build.on_host
+        )
+        again.access.check_spec(parse_spec(again.spec_toml))
         audit(
             actor,
             "build.retry",
@@ -266,11 +279,14 @@ def retry_build(actor: User, build_id: int) -> Build:
     return again
 
 
-def rebuild(actor: User, name: str, number: int) -> Build:
+def rebuild(actor: User, name: str, number: int, *, on_host: bool = False) -> Build:
     """Make a generation's objects again from its own record, to the same hashes.
 
-    For one whose objects were let go, or were damaged. Its state does not change.
+    For one whose objects were let go, or were damaged. Its state does not change. What `mm` on the
+    host deployed may be fetched again by everybody who may rebuild: its bytes are pinned.
     """
+    from mmadmin.core.spec.spec import parse_spec
+
     require(actor, Role.OPERATOR)
     with transaction.atomic():
         generation = generation_of(locked_deployment(name), number)
@@ -282,7 +298,9 @@ def rebuild(actor: User, name: str, number: int) -> Build:
             )
         if generation.builds.active().exists():
             raise Conflict(f"{generation.uid} is being built already")
-        build = _queue_build(actor, generation, activate=False)
+        on_host = on_host or generation.builds.filter(on_host=True).exists()
+        build = _queue_build(actor, generation, activate=False, on_host=on_host)
+        build.access.check_spec(parse_spec(generation.spec_toml))
         audit(
             actor,
             "build.again",

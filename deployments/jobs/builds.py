@@ -41,6 +41,7 @@ from mmadmin.core.errors import (
 )
 from mmadmin.core.generations.history_file import only_the_same
 from mmadmin.core.generations.lifecycle import GenerationState, JobState, waiting_message
+from mmadmin.core.source_policy import Access
 from mmadmin.core.spec.lock import Lock, lock_as_json, lock_from_json
 from mmadmin.core.spec.spec import Spec, parse_spec
 from mmadmin.core.store import Staging, Store, StoreObject
@@ -69,8 +70,11 @@ def run(recorder: Recorder[Build], machine: BuildHost) -> None:
                 reason=generation.reason,
             )
     spec = parse_spec(build.spec_toml)
+    access = build.access
+    access.check_spec(spec)  # a record may have been made another way than by our actions
     recorder.phase("locking")
-    lock = _lock(recorder, machine, spec)
+    lock = _lock(recorder, machine, spec, access)
+    access.check_lock(lock)
     recorder.phase("planning")
     facts = machine.facts()
     again = generation is not None and bool(generation.system)
@@ -78,6 +82,7 @@ def run(recorder: Recorder[Build], machine: BuildHost) -> None:
         goal = graph_from_json(generation.graph)  # what it was made of, whatever the host is now
     else:
         goal = machine.goal(spec, lock, facts)
+    access.check_graph(goal)
     store = machine.store()
     planned = plan(goal, store, machine.recipe, machine.substituter(store, recorder.log))
     as_json = planned.as_json() | {
@@ -131,14 +136,14 @@ def _forecast(recorder: Recorder[Build], machine: BuildHost, spec: Spec, lock: L
     return found[1]
 
 
-def _lock(recorder: Recorder[Build], machine: BuildHost, spec: Spec) -> Lock:
+def _lock(recorder: Recorder[Build], machine: BuildHost, spec: Spec, access: Access) -> Lock:
     """The generation's lock, made once; a dry run's is thrown away."""
     generation = recorder.job.generation
     if generation is not None and generation.lock is not None:
         return lock_from_json(generation.lock)
     before = generation.parent if generation else _newest(recorder.job)
     previous = lock_from_json(before.lock) if before is not None and before.lock else None
-    lock = machine.resolve(spec, previous, recorder.log)
+    lock = machine.resolve(spec, previous, access, recorder.log)
     if generation is not None:
         with lease.fenced(recorder.job):
             Generation.objects.filter(pk=generation.pk, lock__isnull=True).update(
@@ -188,7 +193,7 @@ def _realise(
     generation: Generation,
 ) -> str:
     """Build what is missing; returns the name of the system object."""
-    observer = StepRecorder(recorder, store)
+    observer, access = StepRecorder(recorder, store), recorder.job.access
 
     def tools_for(derivation: Derivation, staging: Staging, log_path: Path) -> StepTools:
         step_id = observer.step(derivation).pk
@@ -204,6 +209,7 @@ def _realise(
             log,
             lambda done, total, unit: recorder.progress(step_id, done, total, unit),
             recorder.cancelled,
+            access,
         )
 
     try:

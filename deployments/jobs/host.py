@@ -19,6 +19,7 @@ from mmadmin.core.engines.protocol import LaunchSpec, Seat
 from mmadmin.core.fit.facts import HostFacts
 from mmadmin.core.fit.placement import Beside
 from mmadmin.core.process_identity import ProcessIdentity
+from mmadmin.core.source_policy import Access
 from mmadmin.core.spec.lock import Lock
 from mmadmin.core.spec.spec import ActivationSpec, Spec
 from mmadmin.core.store import Staging, Store
@@ -42,7 +43,9 @@ class BuildHost(Protocol):
         """The store of this machine."""
         ...
 
-    def resolve(self, spec: Spec, previous: Lock | None, log: Callable[[str], None]) -> Lock:
+    def resolve(
+        self, spec: Spec, previous: Lock | None, access: Access, log: Callable[[str], None]
+    ) -> Lock:
         """Pin the spec's moving parts; asks the network, keeps what the previous lock pinned."""
         ...
 
@@ -81,6 +84,7 @@ class BuildHost(Protocol):
         log: Callable[[str], None],
         progress: Callable[[int, int, str], None],
         cancelled: Callable[[], bool],
+        access: Access,
     ) -> StepTools:
         """What one build step can do to the host."""
         ...

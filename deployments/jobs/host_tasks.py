@@ -16,8 +16,9 @@ from django.db.migrations.executor import MigrationExecutor
 from deployments.jobs import lease, reports, retention
 from deployments.jobs.host import BuildHost
 from deployments.jobs.recorder import Recorder
-from deployments.models import HostTask, Replica, ReplicaState, Role, TaskKind, User
+from deployments.models import HostTask, PolicyRule, Replica, ReplicaState, Role, TaskKind, User
 from mmadmin.core.errors import Conflict
+from mmadmin.core.source_policy import Access
 from mmadmin.core.spec.spec import parse_spec
 from mmadmin.core.store.gc import collect
 from mmadmin.core.store.verify import verify
@@ -52,6 +53,7 @@ def run(recorder: Recorder[HostTask], machine: BuildHost) -> None:
 def search_hub(recorder: Recorder[HostTask], machine: BuildHost) -> Result:
     """Which models a repository has, and whether each fits on this host."""
     task = recorder.job
+    Access(PolicyRule.policy()).check_hub(task.params["repo"], "repo")
     running = Replica.objects.filter(host=task.host, state=ReplicaState.READY)
     return machine.offers(
         task.params["repo"],

@@ -39,6 +39,7 @@ from mmadmin.core.fit.placement import (
 from mmadmin.core.home import Home
 from mmadmin.core.process_identity import ProcessIdentity
 from mmadmin.core.recipes.patch_template import rendering_of
+from mmadmin.core.source_policy import Access
 from mmadmin.core.spec.assemble import assemble
 from mmadmin.core.spec.lock import Lock
 from mmadmin.core.spec.spec import ActivationSpec, Spec, parse_spec
@@ -55,6 +56,7 @@ from mmadmin.host.known_digests import KnownDigests
 from mmadmin.host.probe import ask_rest, liveness, prove, work
 from mmadmin.host.readiness import is_loading, wait_ready
 from mmadmin.host.resolve import Sources, resolve
+from mmadmin.host.source_guard import Guard
 from mmadmin.host.template_matrix import render_in_child, template_of
 from mmadmin.host.toolbox import HostConfig, HostToolbox
 
@@ -81,9 +83,12 @@ class Machine:
         """What this machine is."""
         return host_facts(self.home.store)
 
-    def resolve(self, spec: Spec, previous: Lock | None, log: Callable[[str], None]) -> Lock:
+    def resolve(
+        self, spec: Spec, previous: Lock | None, access: Access, log: Callable[[str], None]
+    ) -> Lock:
         """Pin the spec's moving parts."""
-        sources = Sources(digests=KnownDigests(self.home.digests))
+        guard = Guard(access, self.home)
+        sources = Sources(digests=KnownDigests(self.home.digests), guard=guard)
         return resolve(spec, previous, sources=sources, on_progress=log)
 
     def goal(self, spec: Spec, lock: Lock, facts: HostFacts) -> Derivation:
@@ -137,10 +142,15 @@ class Machine:
         log: Callable[[str], None],
         progress: Callable[[int, int, str], None],
         cancelled: Callable[[], bool],
+        access: Access,
     ) -> StepTools:
         """What one build step can do to the host; no step's program may see the secrets."""
         config = replace(
-            HostConfig.from_env(self.home.store / "downloads", hidden=[self.home.secrets]),
+            HostConfig.from_env(
+                self.home.store / "downloads",
+                hidden=[self.home.secrets],
+                guard=Guard(access, self.home),
+            ),
             starting=self._starting,
         )
         return HostToolbox(staging, log, progress, cancelled, config=config)

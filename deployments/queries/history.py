@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ from deployments.models import (
     Generation,
     GenerationReport,
     ReportKind,
+    Role,
     Transition,
     User,
 )
@@ -69,7 +71,7 @@ def history(actor: User, name: str, *, page: int = 1, per_page: int = PER_PAGE) 
         *recorded("", "parent")
     )
     found = paged(every, page, per_page)
-    rows = _history_rows(found.rows, live_id=of.live_id)
+    rows = _history_rows(actor, found.rows, live_id=of.live_id)
     return Page(rows, found.page, found.pages, found.total, found.per_page)
 
 
@@ -85,7 +87,33 @@ def generation(actor: User, name: str, number: int) -> HistoryRow:
     )
     if found is None:
         raise no_generation(name, number)
-    return _history_rows([found], live_id=of.live_id)[0]
+    return _history_rows(actor, [found], live_id=of.live_id)[0]
+
+
+def _secretive(actor: User, ids: Iterable[int]) -> set[int]:
+    """Those of the generations whose template is a file of a host: its text is for operators."""
+    if actor.at_least(Role.OPERATOR):
+        return set()
+    texts = Generation.objects.filter(pk__in=set(ids)).values_list("pk", "spec_toml")
+    return {pk for pk, text in texts if _names_template_file(text)}
+
+
+def _names_template_file(spec_toml: str) -> bool:
+    try:
+        template = tomllib.loads(spec_toml).get("template")
+    except ValueError:
+        return True
+    return isinstance(template, Mapping) and template.get("source") == "file"
+
+
+OF_TEMPLATE = (ReportKind.TEMPLATE, ReportKind.RENDERING, ReportKind.RENDERS)
+
+
+def _told(rows: list[DiffRow], secretive: set[int], *generations: int | None) -> list[DiffRow]:
+    """The rows without those of a template that is not shown."""
+    if secretive.isdisjoint(generations):
+        return rows
+    return [row for row in rows if row.section not in {"template", "rendering"}]
 
 
 def generation_builds(actor: User, of: Generation) -> list[Build]:
@@ -96,9 +124,16 @@ def generation_builds(actor: User, of: Generation) -> list[Build]:
 
 
 def _history_rows(
-    generations: Sequence[Generation], *, live_id: int | None, reports: Reports | None = None
+    actor: User,
+    generations: Sequence[Generation],
+    *,
+    live_id: int | None,
+    reports: Reports | None = None,
+    secretive: set[int] | None = None,
 ) -> list[HistoryRow]:
     ids = [g.pk for g in generations]
+    if secretive is None:
+        secretive = _secretive(actor, [*ids, *(g.parent_id for g in generations if g.parent_id)])
     newest = (
         Build.objects.filter(generation__in=ids)
         .values("generation")
@@ -127,7 +162,7 @@ def _history_rows(
                 activations=activations[g.pk],
                 live_spans=spans,
                 live_s=int(sum(((end or now) - start).total_seconds() for start, end in spans)),
-                changes=changes.get(g.pk, []),
+                changes=_told(changes.get(g.pk, []), secretive, g.pk, g.parent_id),
                 is_live=g.pk == live_id,
                 transitions=transitions[g.pk],
             )
@@ -147,9 +182,13 @@ def live_spans(transitions: Sequence[Transition]) -> list[tuple[datetime, dateti
 
 
 def reports(actor: User, of: Generation) -> dict[str, GenerationReport]:
-    """Every report of a generation, by kind, with who made it when."""
+    """Every report of a generation, by kind, with who made it when.
+
+    Viewers are not shown a template that is a file of a host, nor what it renders.
+    """
     require(actor)
-    return {row.kind: row for row in of.reports.order_by("kind")}
+    hidden = OF_TEMPLATE if _secretive(actor, [of.pk]) else ()
+    return {row.kind: row for row in of.reports.order_by("kind") if row.kind not in hidden}
 
 
 SAID = ("generation.mark", "generation.pin", "generation.unpin")
@@ -186,6 +225,13 @@ def export_history(actor: User, name: str) -> dict[str, Any]:
     )
     activations = of.activations.select_related("target", "previous", "actor").order_by("pk").all()
     found = reports_of((g.pk for g in generations), *ReportKind)
+    secretive = _secretive(actor, [g.pk for g in generations])
+    shown = {
+        g.pk: {
+            k: v for k, v in found[g.pk].items() if k not in OF_TEMPLATE or g.pk not in secretive
+        }
+        for g in generations
+    }
     return {
         "format": HISTORY_FORMAT,
         "exported_at": _iso(timezone.now()),
@@ -197,8 +243,10 @@ def export_history(actor: User, name: str) -> dict[str, Any]:
             "created_at": _iso(of.created_at),
         },
         "generations": [
-            _exported(row, builds[row.generation.pk], found[row.generation.pk])
-            for row in _history_rows(generations, live_id=of.live_id, reports=found)
+            _exported(row, builds[row.generation.pk], shown[row.generation.pk])
+            for row in _history_rows(
+                actor, generations, live_id=of.live_id, reports=found, secretive=secretive
+            )
         ],
         "activations": [
             _exported_job(activation)
@@ -296,14 +344,20 @@ def diff(actor: User, name: str, a: int, b: int) -> list[DiffRow]:
     for number in (a, b):
         if number not in found:
             raise no_generation(name, number)
-    return differences(found[a], found[b])
+    return differences(actor, found[a], found[b])
 
 
 KNOWN_DIFFERENCES = 4096
 
 
-def differences(before: Generation, after: Generation) -> list[DiffRow]:
-    """What differs between two generations, as far as it was recorded.
+def differences(actor: User, before: Generation, after: Generation) -> list[DiffRow]:
+    """What differs between two generations, as far as it was recorded and may be shown."""
+    ids = [before.pk, after.pk]
+    return _told(_differences(before, after), _secretive(actor, ids), *ids)
+
+
+def _differences(before: Generation, after: Generation) -> list[DiffRow]:
+    """What differs, remembered.
 
     A history asks for the same pairs again and again: what was compared is remembered for as long
     as neither generation has changed since.
@@ -336,7 +390,7 @@ def _changes(
         reports = reports_of(ids, *COMPARED) if ids else {}
     for p, g in unknown:
         _compared(whole.get(p.pk, p), whole.get(g.pk, g), reports)
-    return {g.pk: differences(p, g) for p, g in pairs}
+    return {g.pk: _differences(p, g) for p, g in pairs}
 
 
 def _pair(before: Generation, after: Generation) -> tuple[object, ...]:

@@ -164,7 +164,7 @@ def _go(
         "kind": kind,
         "target": queries.generation(me, name, number) if number is not None else None,
         "preview": preview,
-        "changes": queries.differences(preview.live, preview.target)
+        "changes": queries.differences(me, preview.live, preview.target)
         if preview is not None and preview.live is not None
         else [],
     }

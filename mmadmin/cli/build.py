@@ -84,9 +84,11 @@ def locked(
 
     from mmadmin.host.known_digests import KnownDigests
     from mmadmin.host.resolve import Sources, resolve
+    from mmadmin.host.source_guard import Guard
 
     with reporting(f"pinning what moves in {spec.name}", quiet=quiet) as say:
-        sources = Sources(hub=hub_for(say), digests=KnownDigests(home.digests))
+        guard = Guard(home=home)
+        sources = Sources(hub=hub_for(say), digests=KnownDigests(home.digests), guard=guard)
         lock = resolve(spec, previous, sources=sources, refresh=refresh, on_progress=say)
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_suffix(f".{os.getpid()}.new")
@@ -252,11 +254,13 @@ class Watcher:
 
 def tools_of(home: Home, watcher: Watcher) -> Callable[[Derivation, Staging, Path], StepTools]:
     """The hands of each step: its log in the store, its progress with the watcher."""
+    from mmadmin.host.source_guard import Guard
     from mmadmin.host.toolbox import HostConfig, HostToolbox
 
     def tools_for(_derivation: Derivation, staging: Staging, log_path: Path) -> StepTools:
         log_file = log_path.open("a", encoding="utf-8", errors="replace", buffering=1)
-        config = HostConfig.from_env(home.store / "downloads", hidden=[home.secrets])
+        guard = Guard(home=home)
+        config = HostConfig.from_env(home.store / "downloads", hidden=[home.secrets], guard=guard)
         return HostToolbox(
             staging,
             lambda line: print(line, file=log_file),

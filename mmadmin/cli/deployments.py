@@ -23,7 +23,7 @@ from mmadmin.cli.output import (
     seconds_text,
     styled,
 )
-from mmadmin.cli.records import MOST, actor
+from mmadmin.cli.records import MOST, actor, on_host
 from mmadmin.core.errors import InvalidInput, NotFound
 from mmadmin.core.home import Home
 
@@ -140,7 +140,7 @@ def deploy(
         from mmadmin.core.spec.spec import parse_spec
 
         forget_digests(parse_spec(text), Home.from_env())
-    generation = actions.deploy(person, text, reason=reason, activate=activate)
+    generation = actions.deploy(person, text, reason=reason, activate=activate, on_host=on_host())
     build = generation.builds.order_by("-id")[0]
     if not as_json:
         console.print(f"[bold]{escape(generation.uid)}[/]: build {build.pk}")

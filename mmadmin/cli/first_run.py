@@ -19,7 +19,7 @@ from deployments.models import Build, Deployment, Generation
 from mmadmin.cli.follow import follow_activation, follow_to_live
 from mmadmin.cli.installation import CHECKOUT, gate_url, public_gate_url
 from mmadmin.cli.output import console, escape
-from mmadmin.cli.records import actor
+from mmadmin.cli.records import actor, on_host
 from mmadmin.core.errors import Unreachable
 from mmadmin.core.generations.lifecycle import ENDED, JobState
 from mmadmin.core.home import Home, Ports
@@ -75,7 +75,7 @@ def _bring_live(*, quiet: bool) -> Deployment:
     deployment = Deployment.objects.filter(name=DEMO).first()
     if deployment is None or not deployment.generations.exists():
         spec = (CATALOG / f"{DEMO}.toml").read_text(encoding="utf-8")
-        generation = actions.deploy(person, spec, reason=REASON)
+        generation = actions.deploy(person, spec, reason=REASON, on_host=on_host())
     elif deployment.live is not None:
         return deployment
     else:

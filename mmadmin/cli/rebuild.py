@@ -16,7 +16,7 @@ import typer
 from mmadmin.cli.build import tools_of, watching
 from mmadmin.cli.deployments import Detach, going_on
 from mmadmin.cli.output import JsonFlag, console, emit_json, escape
-from mmadmin.cli.records import MOST, actor
+from mmadmin.cli.records import MOST, actor, on_host
 from mmadmin.core.errors import (
     DigestMismatch,
     InvalidInput,
@@ -153,7 +153,7 @@ def _from_records(name: str, number: int, *, detach: bool, as_json: bool) -> Non
     from deployments import actions
     from mmadmin.cli.follow import follow_build
 
-    build: Build = actions.rebuild(person, name, number)
+    build: Build = actions.rebuild(person, name, number, on_host=on_host())
     if not detach:
         with going_on(f"build {build.pk}"):
             follow_build(build.pk, quiet=as_json)

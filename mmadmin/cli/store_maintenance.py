@@ -212,11 +212,13 @@ def repair_sources(store: Store, home: Home) -> list[BlobSource]:
     from mmadmin.core.build.rebuild import Rebuild
     from mmadmin.core.store.binary_cache import CacheSource
     from mmadmin.host.binary_caches import configured_caches
+    from mmadmin.host.source_guard import Guard
     from mmadmin.host.toolbox import HostConfig, HostToolbox
 
     def tools_for(_derivation: Any, staging: Staging, log_path: Path) -> HostToolbox:
         log_file = log_path.open("a", encoding="utf-8", errors="replace", buffering=1)
-        config = HostConfig.from_env(home.store / "downloads", hidden=[home.secrets])
+        guard = Guard(home=home)
+        config = HostConfig.from_env(home.store / "downloads", hidden=[home.secrets], guard=guard)
         return HostToolbox(
             staging,
             lambda line: print(line, file=log_file),

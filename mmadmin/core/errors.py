@@ -10,6 +10,7 @@ Anything else that escapes is a bug of ours and is logged with its traceback.
     │   └── InvalidModel      a model file, shard set, template or checkpoint that must not be used
     ├── NotFound              (HTTP 404)
     ├── Refused               (HTTP 403) the person may not do this
+    │   └── SourceRefused     the policy does not allow what a deployment takes from somewhere
     ├── TooMany               (HTTP 429) attempts or requests; says when to try again
     ├── Conflict              (HTTP 409) someone else won, or the state does not allow it
     │   ├── IllegalMove       a lifecycle move that the table does not have
@@ -104,6 +105,12 @@ class TooMany(MmError):
     """Too many attempts or requests; `details["retry_after_s"]` says when one is let in again."""
 
     code = "too_many"
+
+
+class SourceRefused(Refused):
+    """The policy does not allow a source; details: `kind`, `subject`, `rule`, `field`."""
+
+    code = "source_refused"
 
 
 class Conflict(MmError):
@@ -222,6 +229,7 @@ HTTP_STATUS: dict[str, int] = {
     "not_found": 404,
     "refused": 403,
     "too_many": 429,
+    "source_refused": 403,
     "conflict": 409,
     "illegal_move": 409,
     "lease_lost": 409,

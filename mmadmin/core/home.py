@@ -61,6 +61,13 @@ class Home:
         return self.root / "digests.sqlite3"
 
     @property
+    def private(self) -> tuple[Path, ...]:
+        """What no deployment takes a file from, not even one by who could read it all."""
+        database = [self.root / f"{self.database.name}{more}" for more in ("", "-wal", "-shm")]
+        others = (self.secrets, self.replicas, self.supervisor, self.broker, self.gate)
+        return (*database, *others, self.run_dir, self.root / "settings.env")
+
+    @property
     def secrets(self) -> Path:
         """Folder (0700) of generated secrets, one 0600 file each."""
         return self.root / "secrets"

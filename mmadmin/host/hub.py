@@ -98,17 +98,18 @@ class Hub:
         """Whom we ask, for people."""
         return urlsplit(self.endpoint).netloc.rpartition("@")[2] or self.endpoint
 
-    def resolve(self, repo: str, revision: str = "main") -> str:
-        """The 40-hex commit that a branch, tag or commit means now.
+    def resolve(self, repo: str, revision: str = "main") -> tuple[str, str]:
+        """The 40-hex commit that a branch, tag or commit means now, and the repository's name now.
 
         Raises `Unauthorized`, `Gated`, `SourceMissing`, `RateLimited`, `SourceUnavailable`.
         """
-        commit = self.info(repo, revision).sha or ""
+        info = self.info(repo, revision)
+        commit = info.sha or ""
         if not COMMIT.fullmatch(commit):
             raise SourceUnavailable(
                 f"{repo}@{revision}: the hub names no commit", remedy="try again later"
             )
-        return commit
+        return commit, str(getattr(info, "id", "") or repo)
 
     def info(self, repo: str, revision: str = "main") -> ModelInfo:
         """What the hub says about a repository: its name now, commit, licence; errors as `resolve`.

@@ -23,6 +23,7 @@ from mmadmin.core.environments import interpreter
 from mmadmin.core.errors import InvalidSpec, SourceMissing, SourceUnavailable
 from mmadmin.core.formats.protocol import RepoFile
 from mmadmin.core.recipes.extract_template import check_template
+from mmadmin.core.source_policy import token_names
 from mmadmin.core.spec.fields import refuse
 from mmadmin.core.spec.lock import Lock, LockedFile
 from mmadmin.core.spec.origin import Origin
@@ -35,6 +36,7 @@ from mmadmin.host.download import Remote, client, refusal
 from mmadmin.host.hub import Hub, HubFile
 from mmadmin.host.hub_browser import read_template
 from mmadmin.host.known_digests import KnownDigests
+from mmadmin.host.source_guard import Guard
 
 CHUNK = 1 << 20
 
@@ -49,6 +51,8 @@ class Sources:
     pip: index.PipConfig = field(default_factory=index.pip_config)
     digests: KnownDigests | None = None
     """Of this host's files; None = each is read every time."""
+    guard: Guard = Guard()  # noqa: RUF009 (frozen)
+    """What the asker may take."""
 
 
 def resolve(
@@ -63,9 +67,12 @@ def resolve(
 
     A part whose question is the one that `previous` answered keeps its pins, unless it is in
     `refresh`. Files of this host are looked at again, and read where they changed. Raises
-    `SourceUnavailable` and its kinds, `InvalidSpec`, `Conflict`, `NotFound`, `InvalidModel`.
+    `SourceRefused`, `SourceUnavailable` and its kinds, `InvalidSpec`, `Conflict`, `NotFound`,
+    `InvalidModel`.
     """
-    resolver = _Resolver(sources or Sources(), on_progress)
+    sources = sources or Sources()
+    sources.guard.access.check_spec(spec)
+    resolver = _Resolver(sources, on_progress)
     asked, here = questions(spec), interpreter()
     pins: dict[str, tuple[LockedFile, ...]] = {}
     interpreters: dict[str, str] = {}
@@ -171,7 +178,8 @@ class _Resolver:
         if known is None:
             hub = self._sources.hub
             self._report(f"asking {hub.host} for {repo}@{revision}")
-            commit = hub.resolve(repo, revision)
+            commit, name = hub.resolve(repo, revision)
+            self._sources.guard.access.check_hub(name, repo)  # it may have been renamed
             known = commit, {file.path: file for file in hub.files(repo, commit)}
             self._listings[repo, revision] = known
         return known
@@ -215,12 +223,19 @@ class _Resolver:
         name = PurePosixPath(unquote(urlsplit(url).path)).name
         if not name:
             refuse(dotted, "the address names no file", remedy="write the file's own address")
-        remote, headers = index.without_login(url)
-        size = self._size(Remote(remote, label=name, headers=headers))
+        if names := token_names(url):
+            self._report(
+                f"{dotted}: the address seems to hold a credential ({', '.join(names)}): everybody"
+                " who sees the deployment file can use it"
+            )
+        reach = self._sources.guard.reach(sha256, dotted)
+        with reach.telling(name):
+            size = self._size(Remote(url, label=name, reach=reach))
         return LockedFile(name, sha256, size, UrlSource(url))
 
     def _local(self, path: Path, request: PinRequest) -> tuple[LockedFile, ...]:
         """A file of this host, or those beside it that the engine chooses with it."""
+        self._sources.guard.file(path, request.field)
         if request.choose is None or not path.is_file():
             one = self._path(path, request.field)
             return (replace(one, path=request.saved_as or one.path),)
@@ -229,7 +244,8 @@ class _Resolver:
         return tuple(self._path(path.parent / name, request.field) for name in chosen)
 
     def _path(self, path: Path, dotted: str) -> LockedFile:
-        if not path.is_file():
+        real = self._sources.guard.file(path, dotted)
+        if not real.is_file():
             raise InvalidSpec(
                 f"{dotted}: {path} is not a file of this host",
                 remedy="check the path; it is looked up on the host that builds",
@@ -238,7 +254,7 @@ class _Resolver:
         self._report(f"reading {path.name}")
         try:
             known = self._sources.digests
-            sha256, size = known.hash_file(path) if known else hash_file(path)
+            sha256, size = known.hash_file(real) if known else hash_file(real)
         except OSError as error:
             raise InvalidSpec(
                 f"{dotted}: {path} cannot be read: {error.strerror}",
@@ -251,7 +267,7 @@ class _Resolver:
         """A file's size in bytes, without fetching it where the source allows that."""
         if remote.url.startswith("file:"):
             return Path(unquote(urlsplit(remote.url).path)).stat().st_size
-        with client(remote.cert) as http:
+        with client(remote.cert, reach=remote.reach) as http:
             try:
                 answer = http.head(remote.url, headers=dict(remote.headers))
             except httpx2.HTTPError as error:
@@ -271,7 +287,7 @@ class _Resolver:
         total, size = hashlib.sha256(), 0
         try:
             with (
-                client(remote.cert) as http,
+                client(remote.cert, reach=remote.reach) as http,
                 http.stream("GET", remote.url, headers=dict(remote.headers)) as answer,
             ):
                 if answer.status_code != httpx2.codes.OK:

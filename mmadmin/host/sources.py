@@ -7,7 +7,7 @@ the index's clients cost half a second of start-up.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
@@ -16,6 +16,7 @@ from mmadmin.core.build.recipe import HubSource, IndexSource, PathSource, Source
 from mmadmin.core.errors import DigestMismatch, InvalidInput, SourceMissing
 from mmadmin.host.download import Remote, copy_hashed, download
 from mmadmin.host.policy import Policy
+from mmadmin.host.source_guard import Guard
 
 if TYPE_CHECKING:
     from mmadmin.host.hub import Hub
@@ -35,21 +36,38 @@ class Fetcher:
     log: Callable[[str], None]
     already: Callable[[str, int, Path], bool]
     """Takes a file that another transfer has brought meanwhile: (sha256, size, to)."""
+    guard: Guard = Guard()  # noqa: RUF009 (frozen)
+    """What the build's asker may take."""
 
     def bring(self, source: Source, to: Path, sha256: str, size: int) -> None:
         """Have the pinned bytes at `to`.
 
-        Raises `DigestMismatch`, `SourceUnavailable` and its kinds, `DiskFull`, `Cancelled`.
+        Raises `DigestMismatch`, `SourceRefused`, `SourceUnavailable` and its kinds, `DiskFull`,
+        `Cancelled`.
         """
+        self.guard.access.check_source(source, sha256, to.name)
         if isinstance(source, PathSource):
-            self._copy(Path(source.path), to, sha256, size, source.path)
+            path = self.guard.file(Path(source.path), to.name)
+            self._copy(path, to, sha256, size, source.path)
             return
         remote = self.remote(source)
         if remote.url.startswith("file:"):
             path = Path(unquote(urlsplit(remote.url).path))
+            if isinstance(source, UrlSource):
+                path = self.guard.file(path, to.name)
             self._copy(path, to, sha256, size, remote.label)
             return
         self.log(f"fetching {remote.label} ({size} bytes)")
+        if isinstance(source, UrlSource):
+            reach = self.guard.reach(sha256, to.name)
+            with reach.telling(remote.label):
+                self._download(replace(remote, reach=reach), to, sha256, size, reach.tell(self.log))
+        else:
+            self._download(remote, to, sha256, size, self.log)
+
+    def _download(
+        self, remote: Remote, to: Path, sha256: str, size: int, log: Callable[[str], None]
+    ) -> None:
         download(
             remote,
             to,
@@ -59,8 +77,9 @@ class Fetcher:
             policy=self.policy,
             progress=self.progress,
             cancelled=self.cancelled,
-            log=self.log,
+            log=log,
             already=lambda: self.already(sha256, size, to),
+            keep_others=self.guard.access.trusted,
         )
 
     def remote(self, source: Source) -> Remote:

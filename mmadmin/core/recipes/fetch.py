@@ -106,7 +106,8 @@ def _file(value: Json, where: str) -> tuple[FixedFile, Source]:
     return pinned, source_from_json(file["source"], f"{where}.source")
 
 
-def _files(params: Params) -> list[tuple[FixedFile, Source]]:
+def pinned_sources(params: Params) -> list[tuple[FixedFile, Source]]:
+    """The files of a fetch step and where each comes from; raises `InvalidDerivation`."""
     fields(params, "fetch", required=("files",))
     files = [
         _file(value, f"fetch.files[{i}]") for i, value in enumerate(items(params, "files", "fetch"))
@@ -139,16 +140,16 @@ class Fetch:
 
     def check(self, params: Params) -> None:
         """Refuse bad params."""
-        _files(params)
+        pinned_sources(params)
 
     def fixed_output(self, params: Params) -> Sequence[FixedFile]:
         """The output is known from the pins."""
-        return [pinned for pinned, _source in _files(params)]
+        return [pinned for pinned, _source in pinned_sources(params)]
 
     def build(self, params: Params, inputs: Mapping[str, Path], out: Path, tools: Toolbox) -> None:
         """Fetch each file by its digest."""
         del inputs
-        files = _files(params)
+        files = pinned_sources(params)
         tools.reserve(sum(pinned.size for pinned, _source in files))
         for pinned, source in files:
             to = at_path(out, pinned.path)

@@ -7,7 +7,8 @@ the build that wanted them, and the process. Promises:
 - killed at any byte, the next attempt fetches only the segments that were not finished;
 - the whole file is hashed while it arrives, by a second thread that follows the written prefix;
 - nothing is handed over whose size and sha256 are not as pinned; bytes with another digest are
-  kept under their true one, so that correcting a pin downloads nothing;
+  kept under their true one, so that correcting a pin downloads nothing, or dropped where the asker
+  may not have them;
 - 401, 403, 404 and 429 are told apart and explained; the first three are never retried;
   Retry-After is honoured up to a cap; a stalled connection is replaced;
 - a credential goes to the host it belongs to, never into a message.

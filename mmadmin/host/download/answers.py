@@ -20,6 +20,7 @@ from mmadmin.core.errors import (
     SourceUnavailable,
     Unauthorized,
 )
+from mmadmin.host.reach import GuardedTransport, Reach
 
 HEAD_BYTES = 512
 OK, PARTIAL = 200, 206
@@ -38,6 +39,8 @@ class Remote:
     """Sent to the URL's own host only; a redirect elsewhere drops `Authorization`."""
     cert: str = ""
     """Path of a further CA bundle."""
+    reach: Reach | None = None
+    """Which addresses may be connected to; None = the source is the host's own setting."""
 
 
 class Retry(Exception):
@@ -58,10 +61,12 @@ def tls(cert: str = "") -> ssl.SSLContext:
     return context
 
 
-def client(cert: str = "", *, stall_s: float = 60.0) -> httpx2.Client:
+def client(cert: str = "", *, stall_s: float = 60.0, reach: Reach | None = None) -> httpx2.Client:
     """An HTTP client as all our downloads use it."""
+    context = tls(cert)
     return httpx2.Client(
-        verify=tls(cert),
+        verify=context,
+        transport=GuardedTransport(reach, context) if reach else None,
         follow_redirects=True,
         timeout=httpx2.Timeout(30.0, connect=10.0, read=stall_s),
         headers={"User-Agent": AGENT, "Accept-Encoding": "identity"},

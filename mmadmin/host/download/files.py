@@ -39,12 +39,14 @@ def download(
     cancelled: Callable[[], bool] = never,
     log: Callable[[str], None] = silent,
     already: Callable[[], bool] = never,
+    keep_others: bool = True,
 ) -> None:
     """Have the bytes with this digest at `to` (moved there, never copied, on one file system).
 
     `folder` is the store's `downloads/`. `already` is asked once it is our turn: True when another
-    transfer has brought the bytes meanwhile and `to` is there. Blocking; may be killed and called
-    again at any time.
+    transfer has brought the bytes meanwhile and `to` is there. Bytes with another digest are kept
+    under it, or dropped without `keep_others`. Blocking; may be killed and called again at any
+    time.
     Raises `DigestMismatch`, `SourceUnavailable` and its kinds, `DiskFull`, `Cancelled`.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -58,8 +60,11 @@ def download(
                 log(f"{remote.label}: {transfer.got} of {size} bytes are here already")
             found = transfer.run(progress)
             if found != sha256:
-                _keep_as(part, found, folder)
-                _refuse(remote, part, sha256, found, folder)
+                if keep_others:
+                    _keep_as(part, found, folder)
+                else:
+                    part.drop()
+                _refuse(remote, part, sha256, found, folder if keep_others else None)
             os.fsync(part.fd)
         finally:
             part.close()
@@ -78,15 +83,16 @@ def _keep_as(part: Part, found: str, folder: Path) -> None:
     part.state.replace(folder / f"{found}.state")
 
 
-def _refuse(remote: Remote, part: Part, sha256: str, found: str, folder: Path) -> None:
+def _refuse(remote: Remote, part: Part, sha256: str, found: str, kept_in: Path | None) -> None:
     head = os.pread(part.fd, HEAD_BYTES, 0)
     what = describe(head) or f"sha256 {found}"
     raise DigestMismatch(
         f"{remote.label}: the source has {what}; the pin says sha256 {sha256}",
-        remedy="if the source was replaced on purpose, update the lock; its bytes are kept",
+        remedy="if the source was replaced on purpose, update the lock"
+        + ("; its bytes are kept" if kept_in else ""),
         expected=sha256,
         actual=found,
-        path=str(folder / f"{found}.part"),
+        **({"path": str(kept_in / f"{found}.part")} if kept_in else {}),
     )
 
 

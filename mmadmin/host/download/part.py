@@ -132,6 +132,11 @@ class Part:
             os.fsync(handle.fileno())
         fresh.replace(self.state)
 
+    def drop(self) -> None:
+        """Forget the bytes; the open file stays readable until it is closed."""
+        self.path.unlink(missing_ok=True)
+        self.state.unlink(missing_ok=True)
+
     def close(self) -> None:
         """Close the file."""
         os.close(self.fd)

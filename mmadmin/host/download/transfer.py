@@ -284,7 +284,8 @@ class Transfer:
 
     def run(self, progress: Callable[[int, int], None]) -> str:
         """Fetch what is missing; the sha256 of the whole file."""
-        with client(self.remote.cert, stall_s=self.policy.stall_s) as http:
+        reach, stall_s = self.remote.reach, self.policy.stall_s
+        with client(self.remote.cert, stall_s=stall_s, reach=reach) as http:
             self._run_threads(http, progress)
             if not self.ranges and self.error is None:
                 self.log(f"{self.remote.label}: the source cannot resume; fetching it in one go")

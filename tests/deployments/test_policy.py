@@ -1,0 +1,180 @@
+"""Who may take what from where: at a deploy, again when the build starts, and by whom it changes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.test import Client
+
+from deployments import actions, queries, tasks
+from deployments.models import Build, Generation, PolicyRule, ReportKind, User
+from mmadmin.core.build.recipe import PathSource
+from mmadmin.core.errors import SourceRefused
+from mmadmin.core.generations.lifecycle import GenerationState, JobState
+from mmadmin.core.spec.lock import Lock, LockedFile, lock_as_json
+from tests.deployments import machines
+from tests.deployments.conftest import People
+from tests.deployments.specs import spec
+from tests.deployments.test_migrations import migrate
+
+__all__ = ["migrate"]
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.database]
+
+SECRET = '\n[template]\nsource = "file"\nfile = "/etc/shadow"\n'
+
+
+def rule(people: People, kind: str, pattern: str, *, allow: bool) -> PolicyRule:
+    return PolicyRule.objects.create(kind=kind, pattern=pattern, allow=allow, by=people.alice)
+
+
+@pytest.mark.parametrize("act", [actions.plan, actions.deploy])
+def test_an_operator_cannot_name_a_file_of_the_host(people: People, host: Any, act: Any) -> None:
+    """Nor can an admin through the panel: the rule comes first. Nothing is recorded."""
+    more = {"reason": ""} if act is actions.deploy else {}
+    for person in (people.bob, people.alice):
+        with pytest.raises(SourceRefused) as refusal:
+            act(person, spec() + SECRET, **more)
+        assert refusal.value.details["rule"] == "folder /"
+        assert refusal.value.details["field"] == "template.file"
+        assert "alice" in refusal.value.remedy
+    assert not Build.objects.exists()
+    assert not Generation.objects.exists()
+    rule(people, "folder", "/etc", allow=True)
+    act(people.bob, spec() + SECRET, **more)
+
+
+def test_mm_on_the_host_may_name_any_file(people: People, host: Any, settings: Any) -> None:
+    """But only of the host on which it runs."""
+    generation = actions.deploy(people.bob, spec() + SECRET, reason="", on_host=True)
+    assert generation.builds.get().on_host
+    settings.HOST_NAME = "elsewhere"
+    with pytest.raises(SourceRefused):
+        actions.deploy(
+            people.bob,
+            'host = "local"\n' + spec(name="b", public_name="b") + SECRET,
+            reason="",
+            on_host=True,
+        )
+
+
+def test_the_worker_checks_a_record_that_was_made_another_way(
+    people: People, host: Any, toy_machine: None, broker: Any
+) -> None:
+    """Before anything is resolved, so nothing is read."""
+    generation = actions.deploy(people.bob, spec(), reason="", activate=False)
+    build = generation.builds.get()
+    Build.objects.filter(pk=build.pk).update(spec_toml=spec() + SECRET)
+    tasks.run_build(build.pk)
+    build.refresh_from_db()
+    assert build.state == JobState.FAILED
+    assert build.error["code"] == "source_refused"
+    assert "resolve" not in machines.done()
+
+
+def test_a_lock_is_checked_as_well(
+    people: People, host: Any, toy_machine: None, broker: Any
+) -> None:
+    """A lock in the record may name another place than the file does."""
+    generation = actions.deploy(people.bob, spec(), reason="", activate=False)
+    file = LockedFile("m.gguf", "0" * 64, 1, PathSource("/etc/shadow"))
+    generation.lock = lock_as_json(Lock({"model": (file,)}))
+    generation.save(update_fields=["lock"])
+    build = generation.builds.get()
+    tasks.run_build(build.pk)
+    build.refresh_from_db()
+    assert build.error["code"] == "source_refused"
+
+
+def test_a_digest_is_refused_when_the_build_starts(
+    people: People, host: Any, toy_machine: None, broker: Any
+) -> None:
+    """Only the lock tells what a hub's file is."""
+    rule(people, "digest", "0" * 64, allow=False)
+    generation = actions.deploy(people.bob, spec(), reason="", activate=False)
+    build = generation.builds.get()
+    tasks.run_build(build.pk)
+    build.refresh_from_db()
+    assert build.error["details"]["rule"] == f"digest {'0' * 64}"
+
+
+@pytest.mark.usefixtures("host", "toy_machine", "gate", "quick")
+def test_what_was_built_before_a_rule_goes_live_and_back(people: People) -> None:
+    """Activating fetches nothing; only a new deploy of the same is refused."""
+    from tests.deployments.world import built, go, live
+
+    built(people)
+    rule(people, "hub", "acme/*", allow=False)
+    go(people, 1)
+    assert live() == 1
+    with pytest.raises(SourceRefused):
+        actions.deploy(people.bob, spec(context=4096), reason="")
+    assert Generation.objects.get().state == GenerationState.LIVE
+
+
+def test_a_denied_repository_cannot_be_searched(people: People, host: Any) -> None:
+    """The host's token may see more than everybody may."""
+    rule(people, "hub", "acme/*", allow=False)
+    with pytest.raises(SourceRefused):
+        actions.search_hub(people.bob, "acme/smol")
+
+
+def test_viewers_are_not_shown_a_template_that_is_a_file(people: People, host: Any) -> None:
+    """It is on no page, in no report, no difference and no export of theirs; operators see it."""
+    for number, text in enumerate(("root:x:1", "root:x:2"), 1):
+        generation = actions.deploy(people.bob, spec() + SECRET, reason="", on_host=True)
+        for kind, data in (
+            (ReportKind.TEMPLATE, text),
+            (ReportKind.RENDERS, {"plain": {"output": text}}),
+            (
+                ReportKind.RENDERING,
+                {"rows": [{"conversation": "plain", "diff": text, "changed": True}]},
+            ),
+        ):
+            generation.reports.create(kind=kind, data=data, made_by=f"test {number}")
+
+    def seen(person: User) -> str:
+        rows = queries.history(person, "smol").rows
+        row = queries.generation(person, "smol", 2)
+        return str(
+            [
+                [report.content for report in queries.reports(person, row.generation).values()],
+                [one.changes for one in rows],
+                row.changes,
+                queries.diff(person, "smol", 1, 2),
+                queries.export_history(person, "smol"),
+            ]
+        )
+
+    assert seen(people.bob).count("root:x:2") >= 5
+    assert "root:x" not in seen(people.carol)
+    url = "/deployments/smol/generations/2/"
+    client = Client()
+    client.force_login(people.carol)
+    assert "root:x" not in client.get(url).content.decode()
+    client.force_login(people.bob)
+    assert "root:x:2" in client.get(url).content.decode()
+
+
+PATH = 'name = "d"\n[model]\nsource = "path"\npath = "/srv/models/m-Q8_0.gguf"\n'
+
+
+def test_an_upgrade_asks_the_admins_about_folders_of_live_generations(migrate: Any) -> None:
+    """No rule is made unasked, and nobody has to find out what is missing."""
+    old = migrate("0017_host_holder")
+    user = old.get_model("deployments", "User").objects.create(username="a")
+    host = old.get_model("deployments", "Host").objects.create(name="h")
+    for name, text in (("d", PATH), ("e", PATH), ("f", "name = ["), ("g", "model = 1")):
+        deployment = old.get_model("deployments", "Deployment").objects.create(
+            name=name, public_name=name, host=host
+        )
+        deployment.live = old.get_model("deployments", "Generation").objects.create(
+            deployment=deployment, number=1, spec_toml=text, author=user
+        )
+        deployment.save()
+    new = migrate("0018_source_policy")
+    request = new.get_model("deployments", "PolicyRequest").objects.get()
+    assert (request.kind, request.pattern, request.state) == ("folder", "/srv/models", "waiting")
+    assert request.by_id == user.pk
+    assert not new.get_model("deployments", "PolicyRule").objects.exists()
