@@ -650,6 +650,51 @@ def audit(
     return _page(found)
 
 
+@rest.get("/policy", response={200: list[s.RuleOut], **ERRORS})
+def policy(request: HttpRequest) -> Any:
+    """Which sources deployments may use: every rule that holds, by kind."""
+    return [s.RuleOut.of(row.rule) for row in queries.policy(who(request))]
+
+
+@rest.put("/policy", response={200: list[s.RuleOut], **ERRORS})
+def set_rule(request: HttpRequest, body: s.RuleIn) -> Any:
+    """Allow or deny a pattern; answers with every rule that holds."""
+    actions.set_rule(who(request), body.kind, body.pattern, allow=body.allow, reason=body.reason)
+    return policy(request)
+
+
+@rest.post("/policy/remove", response={200: list[s.RuleOut], **ERRORS})
+def remove_rule(request: HttpRequest, body: s.RuleNameIn) -> Any:
+    """Take a rule back; answers with every rule that holds."""
+    actions.remove_rule(who(request), body.kind, body.pattern)
+    return policy(request)
+
+
+@rest.get("/policy/decision", response={200: s.RuleOut, **ERRORS})
+def policy_decision(request: HttpRequest, kind: str, subject: str) -> Any:
+    """The rule that decides on a repository, package, host, path or digest."""
+    return s.RuleOut.of(queries.decision(who(request), kind, subject))
+
+
+@rest.get("/policy/requests", response={200: s.PageOut[s.ExceptionOut], **ERRORS})
+def list_exceptions(request: HttpRequest, page: int = Query(1, ge=1)) -> Any:
+    """Requests for exceptions, those that wait first: an admin's all, others' their own."""
+    return _page(queries.requests(who(request), page=page))
+
+
+@rest.post("/policy/requests", response={201: s.ExceptionOut, **ERRORS})
+def request_exception(request: HttpRequest, body: s.ExceptionIn) -> Any:
+    """Ask the admins to allow what the policy refuses."""
+    asked = actions.request_exception(who(request), body.kind, body.pattern, reason=body.reason)
+    return Status(201, asked)
+
+
+@rest.post("/policy/requests/{int:request_id}/answer", response={200: s.ExceptionOut, **ERRORS})
+def answer_exception(request: HttpRequest, request_id: int, body: s.AnswerIn) -> Any:
+    """Grant a request, which becomes a rule, or refuse it with a reason."""
+    return actions.answer_request(who(request), request_id, grant=body.grant, reason=body.reason)
+
+
 @rest.get("/requests", response={200: s.PageOut[s.RequestOut], **ERRORS})
 def list_requests(
     request: HttpRequest, key_id: str = "", deployment: str = "", page: int = Query(1, ge=1)

@@ -41,6 +41,12 @@ from deployments.actions.people import (
     token_user,
 )
 from deployments.actions.permissions import acting_from, require
+from deployments.actions.policy import (
+    answer_request,
+    remove_rule,
+    request_exception,
+    set_rule,
+)
 from deployments.actions.retention import archive, configure, mark, pin
 from deployments.actions.serving import activate, cancel_activation, rollback, stop
 from deployments.actions.trials import begin_trial, end_trial
@@ -49,6 +55,7 @@ __all__ = [
     "TOKEN_LASTS",
     "acting_from",
     "activate",
+    "answer_request",
     "archive",
     "arrive",
     "begin_trial",
@@ -73,6 +80,8 @@ __all__ = [
     "plan",
     "playground_key",
     "rebuild",
+    "remove_rule",
+    "request_exception",
     "require",
     "retry_build",
     "revoke_key",
@@ -83,6 +92,7 @@ __all__ = [
     "search_hub",
     "set_password",
     "set_role",
+    "set_rule",
     "set_user_active",
     "start_task",
     "stop",

@@ -62,6 +62,48 @@ class OptionalReason(Reason):
         self.fields["reason"].required = False
 
 
+SOURCE_KINDS = (
+    ("hub", "Hub repository"),
+    ("index", "Python package"),
+    ("address", "Address"),
+    ("folder", "Folder of the host"),
+    ("digest", "Content (SHA-256)"),
+)
+
+
+class Exceptional(Reason):
+    """What the admins are asked to allow."""
+
+    kind = forms.ChoiceField(label="Kind", choices=SOURCE_KINDS)
+    pattern = forms.CharField(
+        label="Pattern",
+        max_length=255,
+        widget=forms.TextInput(attrs={"class": "code", "spellcheck": "false"}),
+        help_text="owner/name or owner/*; a package; a host name, an address or a network; an"
+        " absolute folder; a SHA-256.",
+        error_messages={"required": "Enter what the rule is about."},
+    )
+    field_order = ("kind", "pattern", "effect", "reason")
+
+
+class PolicyRuleForm(Exceptional):
+    """A rule of the policy."""
+
+    effect = forms.ChoiceField(label="Effect", choices=(("allow", "Allow"), ("deny", "Deny")))
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.fields["reason"].required = False
+
+
+class Answer(Reason):
+    """What is said to a request; a refusal needs a reason."""
+
+    def __init__(self, *args: Any, grant: bool, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.fields["reason"].required = not grant
+
+
 class BeginTrial(OptionalReason):
     """Which generation to try beside the live one, and for how long."""
 

@@ -46,6 +46,7 @@ from deployments.queries.overview import (
     measured_memory,
 )
 from deployments.queries.paging import Page, reports_of, require
+from deployments.queries.policy import RuleRow, decision, exception, policy, requests
 from deployments.queries.preview import ActivationPreview, preview
 from deployments.queries.trials import trial, trials, trials_just_failed, tryable
 from deployments.queries.usage_records import budgets, request, usage, usage_events
@@ -57,6 +58,7 @@ __all__ = [
     "HistoryRow",
     "MeasuredRow",
     "Page",
+    "RuleRow",
     "activation",
     "activations",
     "activity",
@@ -67,12 +69,14 @@ __all__ = [
     "build_log",
     "builds",
     "catalog",
+    "decision",
     "deployment",
     "deployment_names",
     "deployments_overview",
     "diff",
     "differences",
     "examinations",
+    "exception",
     "export_history",
     "generation",
     "generation_builds",
@@ -87,10 +91,12 @@ __all__ = [
     "live_spans",
     "measured",
     "measured_memory",
+    "policy",
     "preview",
     "reports",
     "reports_of",
     "request",
+    "requests",
     "require",
     "revoked_by",
     "said",

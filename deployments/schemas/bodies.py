@@ -155,6 +155,33 @@ class TokenIn(Strict):
     current_password: str = Field("", max_length=4096)
 
 
+class RuleNameIn(Strict):
+    """Which rule."""
+
+    kind: Literal["hub", "index", "address", "folder", "digest"]
+    pattern: str = Field(min_length=1, max_length=255)
+
+
+class RuleIn(RuleNameIn):
+    """A rule of the policy; replaces the one with its kind and pattern."""
+
+    allow: bool
+    reason: str = Field("", max_length=1000)
+
+
+class ExceptionIn(RuleNameIn):
+    """What the admins are asked to allow, and why."""
+
+    reason: str = Field(min_length=1, max_length=1000)
+
+
+class AnswerIn(Strict):
+    """The answer to a request; a refusal needs a reason."""
+
+    grant: bool
+    reason: str = Field("", max_length=1000)
+
+
 class UserIn(Strict):
     """A new person."""
 

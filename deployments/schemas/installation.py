@@ -15,6 +15,7 @@ from deployments.models import (
 )
 from deployments.queries.storage import Shelves
 from deployments.schemas.shapes import Person
+from mmadmin.core.source_policy import Rule
 
 
 class KeyOut(Schema):
@@ -181,6 +182,42 @@ class AuditOut(Schema):
     summary: str
     details: dict[str, Any]
     address: str | None
+
+
+class RuleOut(Schema):
+    """A rule of the policy that holds."""
+
+    kind: str
+    pattern: str
+    allow: bool
+    reason: str
+    default: bool = Field(description="It holds because no admin said otherwise.")
+
+    @classmethod
+    def of(cls, rule: Rule) -> RuleOut:
+        """A rule as data."""
+        return cls(
+            kind=rule.kind,
+            pattern=rule.pattern,
+            allow=rule.allow,
+            reason=rule.reason,
+            default=rule.default,
+        )
+
+
+class ExceptionOut(Schema):
+    """A request to allow what the policy refuses, and its answer."""
+
+    id: int
+    kind: str
+    pattern: str
+    reason: str
+    by: Person
+    at: datetime
+    state: str = Field(description="waiting, granted or refused.")
+    answer: str
+    answered_by: Person
+    answered_at: datetime | None
 
 
 class HostOut(Schema):

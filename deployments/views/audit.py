@@ -17,6 +17,7 @@ VERBS = (
     ("user.", "people"),
     ("token.", "API tokens"),
     ("host.", "hosts and stores"),
+    ("policy.", "policy"),
 )
 
 

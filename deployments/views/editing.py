@@ -30,6 +30,7 @@ def new(request: HttpRequest, name: str = "") -> HttpResponse:
                 return _send(request, form)
             except MmError as error:
                 blame(form, error)
+                return _editor(request, form, row, status=422, error=error)
         return _editor(request, form, row, status=422)
     chosen = next((e for e in queries.catalog(me) if e.slug == request.GET.get("from")), None)
     text = chosen.text if chosen else _from_hub(request)
@@ -119,6 +120,7 @@ def _editor(
     *,
     chosen: queries.Entry | None = None,
     status: int = 200,
+    error: MmError | None = None,
 ) -> HttpResponse:
     text = str(form["spec_toml"].value() or "")
     try:
@@ -134,5 +136,6 @@ def _editor(
         "catalog": queries.catalog(person(request)),
         "hosts": queries.hosts(person(request)),
         "chosen": chosen,
+        "error": error,
     }
     return show(request, "editing/page.html", context, status=status)

@@ -63,6 +63,7 @@ COMMANDS = {
     "export": ("bundle:export", STORE),
     "import": ("bundle:import_", STORE),
     "keys": ("keys:app", SERVING),
+    "policy": ("policy:app", SERVING),
     "tunnel": ("tunnel:app", RUNNING),
     "template": ("template:app", STORE),
     "store": ("store:app", STORE),

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
@@ -194,6 +194,19 @@ class SourcePolicy:
         if found is None and kind != "digest":
             return next(rule for rule in DEFAULTS if rule.kind == kind and not rule.allow)
         return found or NOT_LISTED
+
+    def decide(self, kind: str, subject: str) -> Rule:
+        """What decides on something of a kind, by what a person would write of it."""
+        if kind == "index":
+            name, _, version = subject.partition("==")
+            return self.index(name, version)
+        one: dict[str, Callable[[str], Rule]] = {
+            "hub": self.hub,
+            "address": self.address,
+            "folder": self.folder,
+            "digest": self.digest,
+        }
+        return one[kind](subject)
 
     def hub(self, repo: str) -> Rule:
         """What decides on a repository of the hub."""

@@ -54,6 +54,7 @@ class World:
     task: int
     request: str
     token_id: str
+    asked: int
 
 
 @pytest.fixture
@@ -97,6 +98,7 @@ def world(people: People) -> World:
     key, _ = actions.issue_key(people.alice, owner="Dora")
     token, _ = actions.issue_token(people.alice, note="script")
     queued = actions.deploy(people.bob, spec(context=9999), reason="r4").builds.get()
+    actions.set_rule(people.alice, "index", "torch", allow=False)
     return World(
         people,
         key.key_id,
@@ -111,6 +113,7 @@ def world(people: People) -> World:
         actions.start_task(people.bob, "store-collect").pk,
         UsageEvent.objects.create(id="req-x", at=timezone.now(), generation=2, status=200).pk,
         token.token_id,
+        actions.request_exception(people.bob, "folder", "/srv", reason="x").pk,
     )
 
 
@@ -194,6 +197,19 @@ ENDPOINTS: list[tuple[str, str, Any, int, Role]] = [
     ("POST", "/tasks/{task}/cancel", None, 202, OPR),
     ("GET", "/alarms", None, 200, VIE),
     ("GET", "/audit", None, 200, OPR),
+    ("GET", "/policy", None, 200, OPR),
+    ("GET", "/policy/decision?kind=hub&subject=a/b", None, 200, OPR),
+    ("PUT", "/policy", {"kind": "hub", "pattern": "a/b", "allow": False}, 200, ADM),
+    ("POST", "/policy/remove", {"kind": "index", "pattern": "torch"}, 200, ADM),
+    ("GET", "/policy/requests", None, 200, OPR),
+    (
+        "POST",
+        "/policy/requests",
+        {"kind": "hub", "pattern": "a/b", "reason": "x"},
+        201,
+        OPR,
+    ),
+    ("POST", "/policy/requests/{asked}/answer", {"grant": True}, 200, ADM),
     ("GET", "/usage?since=2026-01-01T00:00:00Z&until=2027-01-01T00:00:00", None, 200, VIE),
 ]
 BELOW = {Role.ADMIN: "bob", Role.OPERATOR: "carol"}

@@ -8,14 +8,23 @@ import pytest
 from django.test import Client
 
 from deployments import actions, queries, tasks
-from deployments.models import Build, Generation, PolicyRule, ReportKind, User
+from deployments.models import (
+    AuditEvent,
+    Build,
+    Generation,
+    PolicyRequest,
+    PolicyRule,
+    ReportKind,
+    User,
+)
 from mmadmin.core.build.recipe import PathSource
-from mmadmin.core.errors import SourceRefused
+from mmadmin.core.errors import Conflict, InvalidInput, NotFound, Refused, SourceRefused
 from mmadmin.core.generations.lifecycle import GenerationState, JobState
 from mmadmin.core.spec.lock import Lock, LockedFile, lock_as_json
 from tests.deployments import machines
 from tests.deployments.conftest import People
 from tests.deployments.specs import spec
+from tests.deployments.test_api import ask
 from tests.deployments.test_migrations import migrate
 
 __all__ = ["migrate"]
@@ -178,3 +187,125 @@ def test_an_upgrade_asks_the_admins_about_folders_of_live_generations(migrate: A
     assert (request.kind, request.pattern, request.state) == ("folder", "/srv/models", "waiting")
     assert request.by_id == user.pk
     assert not new.get_model("deployments", "PolicyRule").objects.exists()
+
+
+# --- who changes it
+
+
+def events(verb: str) -> list[AuditEvent]:
+    return list(AuditEvent.objects.filter(verb=verb).order_by("pk"))
+
+
+def test_rules_are_the_admins_and_every_change_keeps_old_and_new(people: People) -> None:
+    """Replacing and taking back is in the audit log with both values."""
+    with pytest.raises(Refused):
+        actions.set_rule(people.bob, "folder", "/srv", allow=True)
+    actions.set_rule(people.alice, "folder", "/srv/x/..", allow=True, reason="models")
+    actions.set_rule(people.alice, "folder", "/srv", allow=False)
+    actions.remove_rule(people.alice, "folder", "/srv/")
+    (allowed,), (denied,), (removed,) = map(
+        events, ("policy.allow", "policy.deny", "policy.remove")
+    )
+    assert (allowed.details["old"], allowed.details["new"]) == (
+        None,
+        {"allow": True, "reason": "models"},
+    )
+    assert denied.details["old"] == allowed.details["new"]
+    assert (removed.details["old"], removed.details["new"]) == (denied.details["new"], None)
+    with pytest.raises(NotFound):
+        actions.remove_rule(people.alice, "folder", "/srv")
+    with pytest.raises(InvalidInput):
+        actions.set_rule(people.alice, "folder", "srv", allow=True)
+
+
+def test_a_granted_request_is_a_rule_and_a_refused_one_has_a_reason(
+    people: People, host: Any
+) -> None:
+    """The one who asked sees the answer; others' requests are the admins' to see."""
+    asked = actions.request_exception(people.bob, "folder", "/etc", reason="a template")
+    with pytest.raises(Conflict):
+        actions.request_exception(people.alice, "folder", "/etc/", reason="me too")
+    with pytest.raises(Refused):
+        actions.answer_request(people.bob, asked.pk, grant=True, reason="")
+    assert [row.pk for row in queries.requests(people.alice).rows] == [asked.pk]
+    other = actions.request_exception(people.alice, "hub", "a/b", reason="x")
+    assert [row.pk for row in queries.requests(people.bob).rows] == [asked.pk]
+    actions.answer_request(people.alice, asked.pk, grant=True, reason="")
+    actions.deploy(people.bob, spec() + SECRET, reason="")
+    with pytest.raises(InvalidInput):
+        actions.answer_request(people.alice, other.pk, grant=False, reason=" ")
+    actions.answer_request(people.alice, other.pk, grant=False, reason="use another")
+    with pytest.raises(Conflict):
+        actions.answer_request(people.alice, other.pk, grant=True, reason="")
+    waiting_first = queries.requests(people.alice).rows
+    assert [(row.state, row.answer) for row in waiting_first] == [
+        ("refused", "use another"),
+        ("granted", ""),
+    ]
+    assert [len(events(f"policy.{verb}")) for verb in ("request", "grant", "refuse")] == [2, 1, 1]
+    assert events("policy.allow")[0].details["new"]["allow"]
+    with pytest.raises(Refused):
+        queries.requests(people.carol)
+
+
+def test_the_pages_show_rules_and_requests(people: People, host: Any) -> None:
+    """An operator asks from the page, an admin grants there, viewers do not see it."""
+    client = Client()
+    client.force_login(people.carol)
+    assert client.get("/policy/").status_code == 403
+    client.force_login(people.bob)
+    page = client.get("/policy/").content.decode()
+    assert "public" in page
+    assert "Add rule" not in page
+    assert client.get("/policy/rules/new/").status_code == 403
+    shown = client.get("/policy/requests/new/?kind=folder&pattern=/srv/models").content.decode()
+    assert 'value="/srv/models"' in shown
+    body = {"kind": "folder", "pattern": "/srv/models", "reason": "<b>ours</b>"}
+    assert client.post("/policy/requests/new/", body | {"pattern": "x"}).status_code == 422
+    assert client.post("/policy/requests/new/", body).status_code == 302
+    pk = PolicyRequest.objects.get().pk
+    assert client.post(f"/policy/requests/{pk}/grant/").status_code == 403
+    client.force_login(people.alice)
+    page = client.get("/policy/").content.decode()
+    assert "&lt;b&gt;ours" in page
+    assert client.post(f"/policy/requests/{pk}/refuse/", {"reason": ""}).status_code == 422
+    assert client.post(f"/policy/requests/{pk}/grant/", {"reason": ""}).status_code == 302
+    assert PolicyRule.objects.get().pattern == "/srv/models"
+    rule = {"kind": "hub", "pattern": "evil/*", "effect": "deny", "reason": ""}
+    assert client.post("/policy/rules/new/", rule).status_code == 302
+    assert client.post("/policy/rules/remove/", rule).status_code == 302
+    assert PolicyRule.objects.count() == 1
+
+
+def test_a_refused_deploy_leads_to_a_request(people: People, host: Any) -> None:
+    """The editor says which rule refused, with a link that asks for an exception."""
+    client = Client()
+    client.force_login(people.bob)
+    answer = client.post(
+        "/deployments/new/", {"spec_toml": spec() + SECRET, "reason": "", "activate": "on"}
+    )
+    assert answer.status_code == 422
+    assert "/policy/requests/new/?kind=folder&amp;pattern=%2Fetc" in answer.content.decode()
+
+
+def test_the_policy_by_api(people: People, host: Any) -> None:
+    """Rules, a decision, a request and its answer."""
+    made = ask("PUT", "/policy", people.alice, {"kind": "hub", "pattern": "Evil/*", "allow": False})
+    assert {"kind": "hub", "pattern": "evil/*", "allow": False, "reason": "", "default": False} in (
+        made.json()
+    )
+    found = ask("GET", "/policy/decision?kind=hub&subject=evil/x", people.bob).json()
+    assert (found["allow"], found["pattern"]) == (False, "evil/*")
+    body = {"kind": "hub", "pattern": "evil/x", "reason": "please"}
+    asked = ask("POST", "/policy/requests", people.bob, body).json()
+    assert (asked["by"], asked["state"]) == ("bob", "waiting")
+    path = f"/policy/requests/{asked['id']}/answer"
+    assert ask("POST", path, people.bob, {"grant": True}).status_code == 403
+    assert ask("POST", path, people.alice, {"grant": True}).json()["state"] == "granted"
+    assert ask("GET", "/policy/decision?kind=hub&subject=evil/x", people.bob).json()["allow"]
+    assert ask("GET", "/policy/requests", people.bob).json()["total"] == 1
+    refused = ask("POST", "/plans", people.bob, {"spec_toml": spec() + SECRET})
+    assert refused.status_code == 403
+    assert refused.json()["error"]["code"] == "source_refused"
+    gone = ask("POST", "/policy/remove", people.alice, {"kind": "hub", "pattern": "evil/*"})
+    assert all(row["pattern"] != "evil/*" for row in gone.json())
