@@ -102,7 +102,7 @@ def _live(*, detach: bool, as_json: bool) -> None:
             require_intact(store, generation.system)
         except StoreCorrupt:
             name, number = generation.deployment.name, generation.number
-            builds.append(actions.rebuild(person, name, number))
+            builds.append(actions.rebuild(person, name, number, on_host=on_host()))
     for build in builds if not detach else ():
         with going_on(f"build {build.pk}"):
             follow_build(build.pk, quiet=as_json)

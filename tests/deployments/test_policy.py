@@ -60,12 +60,7 @@ def test_mm_on_the_host_may_name_any_file(people: People, host: Any, settings: A
     assert generation.builds.get().on_host
     settings.HOST_NAME = "elsewhere"
     with pytest.raises(SourceRefused):
-        actions.deploy(
-            people.bob,
-            'host = "local"\n' + spec(name="b", public_name="b") + SECRET,
-            reason="",
-            on_host=True,
-        )
+        actions.deploy(people.bob, spec() + SECRET, reason="again", on_host=True)
 
 
 def test_the_worker_checks_a_record_that_was_made_another_way(
