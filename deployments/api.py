@@ -9,10 +9,13 @@ whose scopes limit it further. Every error has one shape,
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from datetime import datetime, timedelta
+from functools import wraps
 from typing import Any, Literal, cast
 
 from django.conf import settings
+from django.contrib.auth.views import redirect_to_login
 from django.core.exceptions import RequestDataTooBig
 from django.db import OperationalError
 from django.http import Http404, HttpRequest, HttpResponse
@@ -25,6 +28,7 @@ from ninja.security import HttpBearer, SessionAuth
 
 from deployments import actions, queries
 from deployments import schemas as s
+from deployments.accounts import rates
 from deployments.accounts.passwords import confirm
 from deployments.models import User
 from deployments.queries import storage
@@ -38,8 +42,11 @@ class Token(HttpBearer):
     """A personal token."""
 
     def authenticate(self, request: HttpRequest, token: str) -> User | None:  # noqa: ARG002
-        """The token's person, or None."""
-        return actions.token_user(token)
+        """The token's person, or None. Raises `TooMany`."""
+        user = actions.token_user(token)
+        if user is not None:
+            rates.api_requests.take(token)
+        return user
 
 
 class Session(SessionAuth):
@@ -54,13 +61,30 @@ class Session(SessionAuth):
         return request.user if isinstance(request.user, User) else None
 
 
+def for_users(view: Callable[..., HttpResponse]) -> Callable[..., HttpResponse]:
+    """The schema and its page, for whoever may log in."""
+
+    @wraps(view)
+    def shown(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+        try:
+            if request.user.is_authenticated or Token()(request):
+                return view(request, *args, **kwargs)
+        except TooMany as error:
+            return _mm_error(request, error)
+        if request.path.endswith(".json"):
+            return _unauthenticated(request, AuthenticationError())
+        return redirect_to_login(request.get_full_path())
+
+    return shown
+
+
 api = NinjaAPI(
     title="mmadmin",
     version="1",
     description=__doc__ or "",
     urls_namespace="api-1",
     auth=[Token(), Session(csrf=True)],
-    docs_decorator=None,
+    docs_decorator=for_users,
 )
 ERRORS = {frozenset({401, 403, 404, 409, 422, 429, 400, 503}): s.ErrorOut}
 

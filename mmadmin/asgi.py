@@ -7,7 +7,10 @@ from django.core.asgi import get_asgi_application
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "mmadmin.settings")
 _panel = get_asgi_application()
 
-import mmadmin.celery  # noqa: E402, F401 (loaded now, not at somebody's first click)
-from deployments.panel.admission import InTurn  # noqa: E402 (Django is set up above)
+from django.conf import settings  # noqa: E402 (Django is set up above)
 
-application = InTurn(_panel)
+import mmadmin.celery  # noqa: E402, F401 (loaded now, not at somebody's first click)
+from deployments.panel.admission import InTurn  # noqa: E402
+from deployments.panel.public_scheme import PublicScheme  # noqa: E402
+
+application = InTurn(PublicScheme(_panel, settings.PUBLIC_ORIGIN))

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import os
+import socket
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import dj_database_url
 
-from mmadmin.core.home import Home, Ports
+from mmadmin.core.home import DEFAULT_BIND, Home, Ports
 from mmadmin.core.variables import REMEMBERED
 
 BASE_DIR = Path(__file__).resolve().parent.parent
 HOME = Home.from_env()
 PORTS = Ports.from_env()
+BIND = os.environ.get("MM_BIND") or DEFAULT_BIND
 
 
 def secret(name: str) -> str:
@@ -33,12 +35,34 @@ for _name, _variable in REMEMBERED.items():
         os.environ[_name] = _value  # for the libraries and rooms that read it
 
 
-def allowed_hosts(origin: str, named: str) -> list[str]:
-    """The names that the panel answers to: those that are named, else those of its origin."""
-    if named:
-        return [name.strip() for name in named.split(",") if name.strip()]
-    host = urlsplit(origin).hostname
-    return [host, "localhost", "127.0.0.1", "[::1]"] if host else ["*"]
+def allowed_hosts(origin: str, named: list[str], bind: str) -> list[str]:
+    """The names that the panel answers to: loopback, those of its origin and those that are named.
+
+    With neither origin nor names, those of this machine as well, as far as the panel listens there.
+    """
+    found = [*LOOPBACK_NAMES, *(name.lower() for name in named)]
+    if host := urlsplit(origin).hostname:
+        found.append(f"[{host}]" if ":" in host else host)
+    if not host and not named and bind not in LOOPBACK_NAMES:
+        found += _machine_names(bind)
+    return list(dict.fromkeys(found))
+
+
+LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
+
+
+def _machine_names(bind: str) -> list[str]:
+    """Host names of this machine, and the addresses that the panel listens on."""
+    name = socket.gethostname().lower()
+    addresses = [bind]
+    if bind in {"0.0.0.0", "::"}:  # noqa: S104 (compared only)
+        import psutil  # noqa: PLC0415 (only where the panel listens on all addresses)
+
+        ours = {socket.AF_INET, socket.AF_INET6}
+        each = (found for card in psutil.net_if_addrs().values() for found in card)
+        addresses = [found.address.partition("%")[0] for found in each if found.family in ours]
+    found = [f"[{address}]" if ":" in address else address for address in addresses]
+    return [name, name.partition(".")[0], f"{name.partition('.')[0]}.local", *found]
 
 
 def listed(name: str) -> list[str]:
@@ -51,7 +75,7 @@ SECRET_KEY = secret("django_secret_key") or "not-set-up"
 KEY_PEPPER = secret("key_pepper").encode()
 ENGINE_MASTER = secret("engine_master").encode()
 PUBLIC_ORIGIN = os.environ.get("PUBLIC_ORIGIN", "")
-ALLOWED_HOSTS = allowed_hosts(PUBLIC_ORIGIN, os.environ.get("MM_ALLOWED_HOSTS", ""))
+ALLOWED_HOSTS = allowed_hosts(PUBLIC_ORIGIN, listed("MM_ALLOWED_HOSTS"), BIND)
 CSRF_TRUSTED_ORIGINS = [PUBLIC_ORIGIN] if PUBLIC_ORIGIN else []
 CSRF_FAILURE_VIEW = "deployments.views.errors.csrf_failure"
 GATE_ORIGIN = os.environ.get("MM_GATE_ORIGIN", "")
@@ -156,6 +180,9 @@ CACHES = {
         "LOCATION": HOME.root / "cache",
     }
 }
+
+API_RPM = int(os.environ.get("MM_API_RPM") or 600)
+"""Requests of one token to the API in a minute."""
 
 REDIS_URL = os.environ.get("REDIS_URL") or HOME.broker_url
 HOST_NAME = os.environ.get("MM_HOST_NAME") or "local"

@@ -21,16 +21,17 @@ import redis.asyncio
 from django.conf import settings
 from redis.exceptions import RedisError
 
+from deployments.broker.feed import EVENTS_CHANNEL, SESSION
+
 log = logging.getLogger(__name__)
 
-EVENTS_CHANNEL = "mm:events"
 LOOK_AGAIN_S = 2.0
 RETRY_S = 2.0
 LEAST_WINDOW_S = 0.25
 MOST_WINDOW_S = 0.5
 WINDOW_A_LISTENER_S = 0.004
 """Many open pages are told a little later each, so that their questions do not pile up."""
-NOISY = frozenset({"log", "step", "usage"})
+NOISY = frozenset({"log", "step", "usage", SESSION})
 """Kinds that are told only to pages that follow the very thing."""
 
 
@@ -72,7 +73,14 @@ def topics_of(event: Mapping[str, Any]) -> frozenset[str]:
     for thing in ("deployment", "build", "activation"):
         if event.get(thing):
             topics.add(f"{thing}:{event[thing]}")
+    if event.get("kind") == SESSION:
+        topics.add(sessions_of(event.get("id")))
     return frozenset(topics)
+
+
+def sessions_of(user_id: object) -> str:
+    """The topic of what happens to a person's sessions."""
+    return f"{SESSION}:{user_id}"
 
 
 class Hub:

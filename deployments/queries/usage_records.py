@@ -35,8 +35,9 @@ def usage(
 
     Every row holds the group's name(s) and the sums `requests`, `failed`, `prompt_tokens`,
     `completion_tokens`, `cached_tokens`, `reasoning_tokens`, `ttft_ms`, `duration_ms`.
+    Keys are for operators.
     """
-    require(actor)
+    require(actor, Role.OPERATOR if by == "key" or key_id else Role.VIEWER)
     since, until = aware(since), aware(until)
     wanted: dict[str, Any] = {}
     if deployment:
@@ -128,7 +129,10 @@ def budgets(actor: User, key_ids: Sequence[str]) -> dict[str, tuple[int, int]]:
 
 
 def request(actor: User, request_id: str) -> UsageEvent:
-    """One finished request by its id (`x-request-id`): which generation answered it, and how."""
+    """One finished request by its id (`x-request-id`): which generation answered it, and how.
+
+    Its key is for operators.
+    """
     require(actor)
     found = UsageEvent.objects.filter(pk=request_id).first()
     if found is None:
@@ -136,6 +140,8 @@ def request(actor: User, request_id: str) -> UsageEvent:
             f"there is no request {request_id} in the usage records",
             remedy="one that has not ended, or ended just now, is not there yet",
         )
+    if not actor.at_least(Role.OPERATOR):
+        found.key_id = ""
     return found
 
 

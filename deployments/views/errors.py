@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from django.conf import settings
-from django.core.exceptions import RequestDataTooBig
-from django.http import HttpRequest, HttpResponse
+from django.core.exceptions import DisallowedHost, RequestDataTooBig
+from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import render
 
 from deployments.views.page import frame
 from mmadmin.core.errors import InvalidInput
 
+HOST_CHARACTERS = 255
+
 
 def unreadable(request: HttpRequest, exception: Exception | None = None) -> HttpResponse:
-    """400, and 413 for a body that is too large."""
+    """400, and 413 for a body that is too large; for programs in the API's shape."""
     if isinstance(exception, RequestDataTooBig):
         most = settings.DATA_UPLOAD_MAX_MEMORY_SIZE / 1_000_000
         error = InvalidInput(
@@ -20,9 +22,20 @@ def unreadable(request: HttpRequest, exception: Exception | None = None) -> Http
             remedy="send a smaller file or note",
         )
         status = 413
+    elif isinstance(exception, DisallowedHost):
+        host = request.headers.get("Host", "")[:HOST_CHARACTERS]
+        error = InvalidInput(
+            f"this panel does not answer to the host name {host!r}",
+            remedy="use the address that `mm status` prints, or add the name on the machine: "
+            "`mm set MM_ALLOWED_HOSTS=NAME`, then `mm up`",
+            host=host,
+        )
+        status = 400
     else:
         error = InvalidInput("the request is malformed", remedy="reload the page and try again")
         status = 400
+    if request.path.startswith("/api/"):
+        return JsonResponse({"error": error.as_json()}, status=status)
     return render(request, "error.html", {"error": error, **frame(request)}, status=status)
 
 

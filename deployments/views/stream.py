@@ -26,9 +26,11 @@ from django.http import (
     StreamingHttpResponse,
 )
 from django.urls import Resolver404, ResolverMatch, resolve
+from django.utils import timezone
 from django.utils.html import format_html
 
-from deployments import queries
+from deployments import models, queries
+from deployments.broker.feed import SESSION
 from deployments.models import BuildStep, LogChunk, User
 from deployments.panel import live
 from deployments.panel.admission import let_go
@@ -47,6 +49,8 @@ CHUNKS_AT_ONCE = 500
 MOST_PARTS = 8
 CLOCK = re.compile(r"(<time[^>]*>)[^<]*")
 """How long ago something was is counted on by the browser: it is no news."""
+ASK_AGAIN = frozenset({SESSION, "tick"})
+"""Kinds after which a stream looks whether its login is still there."""
 LOG_KINDS = frozenset({"log", "tick", "step", "build", "activation"})
 
 
@@ -158,33 +162,49 @@ async def stream(request: HttpRequest) -> HttpResponseBase:
         number_of(request.GET.get("activation"), default=0),
         number_of(request.GET.get("after"), default=0),
     )
+    key = request.session.session_key or ""
     await let_go(request)  # the page may stay open for hours
-    events = _events(user, topics, watch, Shown.of(request))
+    events = _events(Session(user, key), topics, watch, Shown.of(request))
     answer = StreamingHttpResponse(events, content_type="text/event-stream")
     answer["Cache-Control"] = "no-store"
     answer["X-Accel-Buffering"] = "no"
     return answer
 
 
+class Session(NamedTuple):
+    """Whose page it is, and by which login."""
+
+    user: User
+    key: str
+
+    def still(self) -> User | None:
+        """The person as they are now; None when the login has ended or they are deactivated."""
+        alive = models.Session.objects.filter(
+            session_key=self.key, user_id=self.user.pk, expire_date__gt=timezone.now()
+        )
+        return User.objects.filter(pk=self.user.pk, is_active=True).first() if alive else None
+
+
 async def _events(
-    user: User, topics: list[str], watch: Watch, shown: Shown | None
+    session: Session, topics: list[str], watch: Watch, shown: Shown | None
 ) -> AsyncIterator[bytes]:
+    user = session.user
     hub = live.hub()
     looked = time.monotonic()
-    async with hub.listening(topics) as listener:
+    async with hub.listening([*topics, live.sessions_of(user.pk)]) as listener:
         yield b"retry: 2000\n\n"
         async for lines in _lines(user, watch):
             yield lines
         while True:
             kinds = await listener.next(HEARTBEAT_S if shown is None else LOOK_AGAIN_S)
-            if time.monotonic() - looked > STILL_HERE_S:
+            if kinds & ASK_AGAIN or time.monotonic() - looked > STILL_HERE_S:
                 looked = time.monotonic()
-                again = await _off_loop(_still_here, user.pk)
+                again = await _off_loop(session.still)
                 if again is None:
                     yield live.message("bye", None)
                     return
                 user = again
-            if news := [text async for text in _news(user, watch, shown, kinds)]:
+            if news := [text async for text in _news(user, watch, shown, kinds - {SESSION})]:
                 yield b"".join(news)  # one write a page: there may be hundreds
             await asyncio.sleep(hub.window_s)
 
@@ -245,11 +265,6 @@ def _headed(chunks: list[LogChunk], after: int) -> Iterator[str]:
             yield format_html('<div class="from">{}</div>', name)
         before = chunk.step_id
         yield ansi(chunk.text)
-
-
-def _still_here(user_id: int) -> User | None:
-    """The person as they are now: switched off, or with another role than before."""
-    return User.objects.filter(pk=user_id, is_active=True).first()
 
 
 async def _off_loop(act: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

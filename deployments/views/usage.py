@@ -15,7 +15,7 @@ from django.utils import timezone
 
 from deployments import queries
 from deployments.drawing.chart import Chart, Series, draw
-from deployments.models import User
+from deployments.models import Role, User
 from deployments.templatetags.mm import brief, milliseconds
 from deployments.views.page import page, person, show
 
@@ -57,6 +57,11 @@ class Wanted:
     by: By
     since: datetime
     until: datetime
+
+    @property
+    def of_keys(self) -> bool:
+        """True when the answer tells keys apart."""
+        return self.by == "key" or bool(self.key_id)
 
     @classmethod
     def of(cls, request: HttpRequest) -> Wanted:
@@ -176,7 +181,7 @@ def usage(request: HttpRequest) -> HttpResponse:
         "sums": sums,
         "ttft": sums["ttft_ms"] / sums["requests"] if sums["requests"] else None,
         "spans": [(name, label) for name, (label, _, _) in SPANS.items()],
-        "groups": GROUPS,
+        "groups": [(by, word) for by, word in GROUPS if by != "key" or me.at_least(Role.OPERATOR)],
         "names": queries.deployment_names(me),
     }
     return show(request, "usage/page.html", context)
@@ -184,7 +189,7 @@ def usage(request: HttpRequest) -> HttpResponse:
 
 def _counted(me: User, wanted: Wanted) -> tuple[list[dict[str, Any]], list[Chart]]:
     """Table and charts, counted at most once a minute for the same question."""
-    queries.require(me)
+    queries.require(me, Role.OPERATOR if wanted.of_keys else Role.VIEWER)
     now = time.monotonic()
     known = _answers.get(wanted)
     if known is None or now - known[0] > FRESH_S:

@@ -24,6 +24,7 @@ from mmadmin.cli.settings_file import (
 from mmadmin.core.errors import Conflict, InvalidInput
 from mmadmin.core.home import DEFAULT_BIND, Home, Ports, own_address
 from mmadmin.core.variables import VARIABLES
+from mmadmin.host.private_files import make_private
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 SECRETS = ("django_secret_key", "key_pepper", "engine_master")
@@ -138,19 +139,16 @@ def _make(home: Home) -> None:
     private = (home.secrets, home.run_dir, home.replicas, home.gate, home.broker)
     for folder in (*private, home.logs / "engines", home.supervisor, home.root / "static"):
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    for folder in private:
-        folder.chmod(0o700)
+    home.run_dir.chmod(0o700)  # may lie elsewhere
     for name in SECRETS:
         path = home.secrets / name
         if not path.exists():
             write_private(path, secrets.token_urlsafe(SECRET_BYTES) + "\n")
-        path.chmod(0o600)
     if not settings_file(home).exists():
         write_settings(home, {})
     if not os.environ.get("DATABASE_URL"):
-        home.database.touch(mode=0o600)  # sessions and password hashes, in a folder of any mode
-    for path in home.root.glob(f"{home.database.name}*"):
-        path.chmod(0o600)
+        home.database.touch(mode=0o600)
+    make_private(home)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ the core where it needs them: `mm` answers at once.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator, MutableMapping
 from importlib import import_module
@@ -160,10 +161,15 @@ def _warn_of_settings(home: Home) -> None:
         errors.print(f"[dim]→ {escape(problem.remedy)}[/]")
 
 
+PRIVATE = 0o077
+"""The umask: what commands write into `MM_HOME` is not for other users."""
+
+
 def main() -> None:
     """Run `mm`; an expected failure is reported and ends with 1, invalid usage with 2."""
     as_json = "--json" in sys.argv
     try:
+        os.umask(PRIVATE)
         home = load_environment()
         if not as_json:
             _warn_of_settings(home)

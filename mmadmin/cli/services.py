@@ -132,7 +132,10 @@ def _panel(home: Home, ports: Ports, env: Mapping[str, str]) -> ProgramSpec:
     argv += ["--host", bind_address(), "--port", str(ports.panel), "--lifespan", "off"]
     argv += ["--http", "mmadmin.gate.wire:PlainProtocol", "--ws", "none"]
     argv += ["--no-access-log", "--timeout-graceful-shutdown", "3", "--no-server-header"]
-    argv += ["--forwarded-allow-ips", os.environ.get("MM_TRUSTED_PROXIES") or "127.0.0.1"]
+    if proxies := os.environ.get("MM_TRUSTED_PROXIES"):
+        argv += ["--forwarded-allow-ips", proxies]
+    else:
+        argv += ["--no-proxy-headers"]
     return ProgramSpec(
         name="panel",
         argv=argv,

@@ -89,6 +89,7 @@ def push(
     from mmadmin.core.store.push import push as push_to
     from mmadmin.host.binary_caches import writable_cache_at
 
+    os.umask(0o022)  # unlike MM_HOME, a cache is for others to read
     home = Home.from_env()
     store = open_store()
     target = writable_cache_at(cache)

@@ -132,12 +132,19 @@ SECTIONS: dict[str, tuple[Variable, ...]] = {
         Variable(
             "MM_ALLOWED_HOSTS",
             "host names that the panel answers to, with commas",
-            "that of `PUBLIC_ORIGIN` and loopback; without it all",
+            "that of `PUBLIC_ORIGIN`, else the machine's own; always loopback",
         ),
         Variable(
             "MM_TRUSTED_PROXIES",
-            "addresses whose `X-Forwarded-*` headers the panel believes, with commas",
-            "127.0.0.1",
+            "addresses of proxies whose `X-Forwarded-*` headers the panel believes, with commas",
+            "none",
+        ),
+        Variable(
+            "MM_API_RPM",
+            "requests that one token may make to the panel's API per minute",
+            "600",
+            services=("panel",),
+            least=1,
         ),
         Variable("MM_LOG_LEVEL", f"how much is logged: {', '.join(LEVELS)}", "INFO", kind="level"),
         Variable(

@@ -8,10 +8,8 @@ breaks is a failed check that says so; the others still run.
 from __future__ import annotations
 
 import logging
-import os
 import shutil
 import socket
-import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -37,6 +35,7 @@ from mmadmin.host import compiler
 from mmadmin.host.download import client
 from mmadmin.host.engine_process import port_owner
 from mmadmin.host.hub import Hub
+from mmadmin.host.private_files import exposed
 from mmadmin.host.service_health import silent_services
 from mmadmin.host.supervisor import Supervisor
 from mmadmin.host.tunnel import find_cloudflared, tunnels
@@ -46,6 +45,7 @@ Level = Literal["ok", "warn", "fail"]
 NET_TIMEOUT_S = 6.0
 CLOCK_WARN_S, CLOCK_FAIL_S = 30, 300
 DISK_WARN_BYTES, DISK_FAIL_BYTES = 20 * 1024**3, 2 * 1024**3
+EXPOSED_SHOWN = 5
 MEMORY_WARN_BYTES = 2 * 1024**3
 NVIDIA_VENDOR = "0x10de"
 DISPLAY_CLASS = "0x03"
@@ -231,30 +231,19 @@ def clock(patient: Patient) -> Result:
 
 
 def permissions(patient: Patient) -> Result:
-    """Secrets readable by their owner alone; the state folder ours and not writable by others."""
+    """The state folder and all below it are ours alone."""
     home = patient.home
     if not home.root.exists():
         return Result("permissions", "warn", f"{home.root} does not exist yet", "run `mm up`")
-    wrong: list[str] = []
-    root = home.root.stat()
-    if root.st_uid != os.getuid():
-        wrong.append(f"{home.root} belongs to user {root.st_uid}, this is {os.getuid()}")
-    if stat.S_IMODE(root.st_mode) & stat.S_IWOTH:
-        wrong.append(f"{home.root} is writable by everybody")
-    for folder in (home.secrets, home.replicas):
-        wrong += [
-            f"{path} can be read by others"
-            for path in ([folder, *folder.glob("*")] if folder.exists() else [])
-            if stat.S_IMODE(path.stat().st_mode) & 0o077
-        ]
-    if wrong:
-        return Result(
-            "permissions",
-            "fail",
-            "; ".join(wrong),
-            f"chown -R $(id -u) {home.root}; chmod -R go= {home.secrets} {home.replicas}",
-        )
-    return Result("permissions", "ok", f"{home.root} and its secrets are ours alone")
+    wrong = list(exposed(home))
+    if not wrong:
+        return Result("permissions", "ok", f"{home.root} and all below it are ours alone")
+    shown = [str(found) for found in wrong[:EXPOSED_SHOWN]]
+    if len(wrong) > EXPOSED_SHOWN:
+        shown.append(f"and {len(wrong) - EXPOSED_SHOWN} more")
+    foreign = any(found.foreign for found in wrong)
+    remedy = f"chown -R $(id -u) {home.root}, then `mm up`" if foreign else "`mm up` corrects it"
+    return Result("permissions", "fail", "; ".join(shown), remedy)
 
 
 def store(patient: Patient) -> Result:

@@ -14,11 +14,21 @@ from django.contrib.auth import authenticate
 from django.contrib.auth.hashers import MD5PasswordHasher
 from django.test import Client
 from django.utils import timezone
+from hypothesis import given
+from hypothesis import strategies as st
 
 from deployments import actions
-from deployments.accounts import passwords
+from deployments.accounts import passwords, rates
 from deployments.actions import attempts
-from deployments.models import AuditEvent, ClientKey, LoginAttempts, Session, User, UserToken
+from deployments.models import (
+    AuditEvent,
+    ClientKey,
+    LoginAttempts,
+    Session,
+    UsageEvent,
+    User,
+    UserToken,
+)
 from mmadmin.core.errors import InvalidInput, Refused, TooMany
 from tests.deployments.conftest import PASSWORD, People
 from tests.deployments.processes import PATIENCE_S
@@ -310,6 +320,97 @@ def test_the_playground_key_ends_with_the_account(people: People, broker) -> Non
     assert ClientKey.objects.get(pk=other.pk).state == "active"
     assert other.rpm
     assert other.tpm
+
+
+# --- requests
+
+
+def test_a_token_has_a_rate(people: People, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More requests than it may make are 429 until the moment that is named; sessions have none."""
+    now = [100.0]
+    monkeypatch.setattr(rates, "api_requests", rates.Buckets(3, clock=lambda: now[0]))
+    _, text = actions.issue_token(people.bob)
+    _, other = actions.issue_token(people.bob)
+    client = program(text)
+    assert [client.get("/api/v1/me").status_code for _ in range(4)] == [200, 200, 200, 429]
+    answer = client.get("/api/v1/openapi.json")
+    assert answer.status_code == 429
+    assert answer.json()["error"]["code"] == "too_many"
+    assert program(other).get("/api/v1/me").status_code == 200
+    now[0] += int(answer["Retry-After"]) - 1.5
+    assert client.get("/api/v1/me").status_code == 429
+    now[0] += 1.5
+    assert client.get("/api/v1/me").status_code == 200
+    assert client.get("/api/v1/me").status_code == 429
+
+
+@given(
+    per_minute=st.integers(1, 1000),
+    waits=st.lists(st.floats(0, 90, allow_nan=False), min_size=1, max_size=30),
+)
+def test_the_named_moment_is_one_in_which_a_request_fits(
+    per_minute: int, waits: list[float]
+) -> None:
+    """Whatever came before."""
+    now = [0.0]
+    buckets = rates.Buckets(per_minute, clock=lambda: now[0])
+    for wait in waits:
+        now[0] += wait
+        for _ in range(per_minute + 1):
+            try:
+                buckets.take("a")
+            except TooMany as refused:
+                now[0] += refused.details["retry_after_s"]
+                buckets.take("a")
+                break
+
+
+def test_the_schema_is_for_users(people: People) -> None:
+    """A stranger gets neither the schema nor its page; a session and a token do."""
+    assert Client().get("/api/v1/openapi.json").status_code == 401
+    assert Client().get("/api/v1/docs")["Location"].startswith("/login/?next=")
+    client, _ = log_in("carol")
+    assert client.get("/api/v1/openapi.json").json()["info"]["title"] == "mmadmin"
+    assert client.get("/api/v1/docs").status_code == 200
+    _, text = actions.issue_token(people.carol)
+    assert program(text).get("/api/v1/openapi.json").status_code == 200
+
+
+@pytest.mark.parametrize("host", ["evil.example", "mm_panel:8000", "<b>x</b>"])
+def test_an_unknown_host_is_refused_in_words(settings: Any, host: str) -> None:
+    """400, for programs in the API's shape, with what to do and without markup of theirs."""
+    settings.ALLOWED_HOSTS = ["mm.example.org", "localhost"]
+    page = Client().get("/login/", headers={"host": host})
+    assert page.status_code == 400
+    assert b"MM_ALLOWED_HOSTS" in page.content
+    assert b"<b>x" not in page.content
+    answer = Client().get("/api/v1/me", headers={"host": host})
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error["details"]["host"] == host
+    assert "MM_ALLOWED_HOSTS" in error["remedy"]
+    assert Client().get("/api/v1/me", headers={"host": "localhost"}).status_code == 401
+
+
+def test_viewers_do_not_see_keys_in_usage(people: People) -> None:
+    """Neither grouped by key nor of one key, on the page, as CSV or by the API; nor of a request."""
+    now = timezone.now()
+    UsageEvent.objects.create(id="req-k", at=now, key_id="abc", generation=2, status=200)
+    viewer, _ = log_in("carol")
+    operator, _ = log_in("bob")
+    span = "since=2026-01-01T00:00:00Z&until=2027-01-01T00:00:00Z"
+    for path in (
+        "/usage/?by=key",
+        "/usage/?by=key&csv",
+        "/usage/?key=abc",
+        f"/api/v1/usage?{span}&by=key",
+        f"/api/v1/usage?{span}&key_id=abc",
+    ):
+        assert operator.get(path).status_code == 200, path
+        assert viewer.get(path).status_code == 403, path
+    assert b'value="key"' not in viewer.get("/usage/").content
+    assert operator.get("/api/v1/requests/req-k").json()["key_id"] == "abc"
+    assert viewer.get("/api/v1/requests/req-k").json()["key_id"] == ""
 
 
 # --- the record

@@ -22,6 +22,7 @@ from mmadmin.host import doctor
 from mmadmin.host.doctor import Patient, Result, nvidia_cards, run_checks, worst
 from mmadmin.host.facts import host_facts
 from mmadmin.host.hub import Hub
+from mmadmin.host.private_files import exposed, make_private
 from mmadmin.host.supervisor import ProgramStatus
 from mmadmin.host.tunnel import Tunnel, TunnelState
 from tests.support.hub import local_hub
@@ -147,7 +148,7 @@ def test_disk_room(
 
 
 def test_secrets_that_others_can_read(patient: Patient) -> None:
-    """A secret's mode is checked, and the remedy mends it."""
+    """The mode of everything in the state folder is checked; `mm up` mends it, the store's too."""
     home = patient.home
     home.secrets.mkdir(mode=0o700)
     secret = home.secrets / "key_pepper"
@@ -159,10 +160,21 @@ def test_secrets_that_others_can_read(patient: Patient) -> None:
     assert found.level == "fail"
     assert str(secret) in found.fact
     assert CANARY not in found.fact
-    assert "chmod" in found.remedy
-    home.root.chmod(0o777)
-    assert "writable by everybody" in doctor.permissions(patient).fact
-    home.root.chmod(0o700)
+    assert "mm up" in found.remedy
+    log = home.logs / "engines" / "a.log"
+    log.parent.mkdir(parents=True, mode=0o755)
+    log.touch(0o644)
+    home.root.chmod(0o755)
+    kept = home.store / "objects" / "0-a"
+    kept.mkdir(parents=True)
+    kept.chmod(0o555)
+    wrong = {found.path for found in exposed(home)}
+    assert {home.root, secret, log, log.parent.parent, home.store} <= wrong
+    make_private(home)
+    assert not [*exposed(home)]
+    assert log.stat().st_mode & 0o777 == 0o600
+    assert kept.stat().st_mode & 0o777 == 0o555, "an object's mode belongs to its digest"
+    assert doctor.permissions(patient).level == "ok"
     assert doctor.permissions(replace(patient, home=Home(home.root / "none"))).level == "warn"
 
 

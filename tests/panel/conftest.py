@@ -1,7 +1,5 @@
 """Fixtures of the panel: the seeded team, a client a person, a real server for the browser."""
 
-# ruff: noqa: D103 (fixtures say by name what they do)
-
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -10,7 +8,10 @@ import pytest
 from django.test import Client
 
 from deployments.models import User
+from tests.deployments.conftest import broker, broker_url
 from tests.panel import seed
+
+__all__ = ["broker", "broker_url"]
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from typing import Any
 from django.http import HttpRequest
 
 from deployments.panel.admission import InTurn, let_go
+from deployments.panel.public_scheme import PublicScheme
 
 END = {"type": "http.request", "body": b"", "more_body": False}
 
@@ -141,3 +142,17 @@ async def test_a_view_that_waits_for_an_engine_lets_go() -> None:
     for event in app.go_on.values():
         event.set()
     await asyncio.gather(*asked)
+
+
+async def test_requests_to_the_public_host_have_its_scheme() -> None:
+    """TLS ends at a proxy whose headers nobody needs to believe; other hosts keep their scheme."""
+    seen: list[str] = []
+
+    async def app(scope: dict[str, Any], _receive: Any, _send: Any) -> None:
+        seen.append(scope["scheme"])
+
+    panel = PublicScheme(app, "https://mm.example.org:8443")
+    for host in (b"MM.example.org:8443", b"mm.example.org", b"localhost:8000"):
+        scope = {"type": "http", "scheme": "http", "headers": [(b"host", host)]}
+        await panel(scope, None, None)  # type: ignore[arg-type]
+    assert seen == ["https", "http", "http"]

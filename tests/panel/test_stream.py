@@ -10,11 +10,14 @@ import pytest
 from asgiref.sync import sync_to_async
 from django.http import HttpRequest, StreamingHttpResponse
 from django.test import AsyncClient, Client, RequestFactory
+from django.utils import timezone
 
-from deployments.models import Build, BuildStep, LogChunk, User
+from deployments import actions, views
+from deployments.models import Build, BuildStep, LogChunk, Session, User
 from deployments.panel import fragments as shared
 from deployments.panel import live
 from deployments.views.stream import CHUNKS_AT_ONCE, Part, Shown, Watch, _headed, _lines
+from tests.deployments.processes import PATIENCE_S
 from tests.panel import seed
 
 NAME = "mistral-medium-3.5"
@@ -195,3 +198,44 @@ async def test_without_a_broker_pages_are_told_to_look(settings) -> None:
 
     async for kinds in ticks():
         assert kinds == {"tick"}
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("end", ["logout", "others", "deactivated", "expired"])
+async def test_a_stream_ends_with_its_login(
+    broker: object, end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the event, not at the next look: by logout, from another browser, by an admin."""
+    monkeypatch.setattr(views.stream, "STILL_HERE_S", 3600.0)
+    team = await sync_to_async(seed.everything)()
+    here, there, other = AsyncClient(), AsyncClient(), AsyncClient()
+    await here.aforce_login(team["vera"])
+    await there.aforce_login(team["vera"])
+    await other.aforce_login(team["otto"])
+    streams = {}
+    for name, client in (("here", here), ("there", there), ("other", other)):
+        answer = await client.get("/events/")
+        assert isinstance(answer, StreamingHttpResponse)
+        streams[name] = aiter(answer)
+        assert b"retry" in await anext(streams[name])
+        if name == "here":
+            assert await anext(streams[name])  # the broker is listened to
+    if end == "logout":
+        await here.post("/logout/")
+    elif end == "others":
+        await there.post("/account/sessions/")
+    elif end == "deactivated":
+        await sync_to_async(actions.set_user_active)(team["ada"], "vera", on=False)
+    else:
+        key = here.cookies["sessionid"].value
+        await Session.objects.filter(session_key=key).aupdate(expire_date=timezone.now())
+        live.hub().tell({"kind": "tick"})
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            assert [text async for text in streams["here"]][-1] == live.message("bye", None)
+        for name in {"there", "other"} - ({"there"} if end == "deactivated" else set()):
+            live.hub().tell({"kind": "tick"})
+            assert b"bye" not in await anext(streams[name])
+    finally:
+        for stream in streams.values():
+            await stream.aclose()
