@@ -243,9 +243,8 @@ def fill(path: Path, header: GgufHeader) -> None:
 
 def serve(home: Home, system: System, made: Estimate, devices: list[int]) -> dict[str, Any]:
     """Launch under our supervisor, prove, measure, ask, measure again, stop."""
-    launch = ENGINE.launch(
-        system, Seat("127.0.0.1", engine_process.free_port(29000), devices=tuple(devices))
-    )
+    seat = Seat(str(home.engine_socket("device")), devices=tuple(devices))
+    launch = ENGINE.launch(system, seat)
     free = {gpu.index: gpu.memory_free_bytes for gpu in host_facts().gpus}
     supervisor = Supervisor(home)
     supervisor.launch()
@@ -257,7 +256,7 @@ def serve(home: Home, system: System, made: Estimate, devices: list[int]) -> dic
         rows += held_rows(made, devices, free, "after")
         lines = home.engine_log("device").read_text(errors="replace").splitlines()
         rows += compare_buffers(made, ENGINE.memory.measured_buffers(lines))
-        engine_process.stop(home, "device", port=launch.port, recorded=ready.process)
+        engine_process.stop(home, "device", recorded=ready.process)
         return {"rows": rows, "speed": {"ready_after_s": ready.ready_after_ms / 1000, **speed}}
     finally:
         supervisor.shutdown(60, lambda _line: None)

@@ -24,7 +24,6 @@ from mmadmin.core.engines.protocol import Seat, System
 from mmadmin.core.fit.estimate import Row, compare_buffers
 from mmadmin.core.formats.gguf.header import read_header
 from mmadmin.core.formats.gguf.shape import shape_of_headers
-from mmadmin.host.engine_process import free_port
 from mmadmin.host.facts import host_facts
 from tests.support.engine import EngineStore, engine_store
 
@@ -70,7 +69,9 @@ def measure(recipe: Recipe, engine: EngineStore, folder: Path) -> list[Row]:
         engine_kind="llama-server",
         alias=recipe.name,
     )
-    launch = ENGINE.launch(system, Seat("127.0.0.1", free_port(29000)))
+    socket = folder / "engine.sock"
+    socket.unlink(missing_ok=True)
+    launch = ENGINE.launch(system, Seat(str(socket)))
     lines = serve_once(list(launch.argv), {**launch.env, launch.secret_env: "bench"})
     model.unlink()
     found = compare_buffers(made, MEMORY.measured_buffers(lines))

@@ -97,13 +97,18 @@ def free_port() -> int:
         return int(sock.getsockname()[1])
 
 
-def until_answers(url: str, *, key: str, within_s: float = 120) -> None:
-    """Wait until a chat request gets 200."""
+def until_answers(url: str, *, key: str, socket_path: str = "", within_s: float = 120) -> None:
+    """Wait until a chat request gets 200; by a Unix socket where one is named."""
     deadline = time.monotonic() + within_s
     headers = {"Authorization": f"Bearer {key}"}
+    last = "nothing"
     while True:
-        with contextlib.suppress(httpx2.HTTPError):
-            answer = httpx2.post(f"{url}/v1/chat/completions", json=BODY, headers=headers)
+        transport = httpx2.HTTPTransport(uds=socket_path or None)
+        with (
+            contextlib.suppress(httpx2.HTTPError),
+            httpx2.Client(transport=transport, timeout=60) as client,
+        ):
+            answer = client.post(f"{url}/v1/chat/completions", json=BODY, headers=headers)
             if answer.status_code == 200:
                 return
             last = answer.text
@@ -197,11 +202,11 @@ def litellm() -> Path:
     return program
 
 
-def bench_cluster(home: Path, upstream: str, broker: Broker, **env: str) -> Cluster:
+def bench_cluster(home: Path, upstream: Path, broker: Broker, **env: str) -> Cluster:
     """A gate that serves the model `bench` from `upstream`, with everything on."""
-    engine = StubEngine()  # not started: only the address is needed
+    engine = StubEngine()  # not started: the route leads elsewhere
     cluster = Cluster(home, engine, broker, **env)
-    replicas = (replace(cluster.route.replicas[0], url=upstream, slots=2 * STREAMS),)
+    replicas = (replace(cluster.route.replicas[0], socket=str(upstream), slots=2 * STREAMS),)
     cluster.route = replace(
         cluster.route, deployment="bench", public_name="bench", generation_uid="bench/1",
         generation=1, replicas=replicas,
@@ -213,19 +218,21 @@ async def requests_per_s(folder: Path, options: argparse.Namespace, broker: Brok
     """The alternating comparison."""
     fast, proxied = free_port(), free_port()
     direct = f"http://127.0.0.1:{fast}"
+    responder = folder / "responder.sock"
     inside = (
-        f"server {{ listen 127.0.0.1:{fast} backlog=4096; default_type application/json; "
+        f"server {{ listen 127.0.0.1:{fast} backlog=4096; listen unix:{responder} backlog=4096; "
+        "default_type application/json; "
         f"location / {{ return 200 '{ANSWER}'; }} }}"
     )
     proxy = (
-        f"upstream u {{ server 127.0.0.1:{fast}; keepalive 128; keepalive_requests 100000000; }}"
+        f"upstream u {{ server unix:{responder}; keepalive 128; keepalive_requests 100000000; }}"
         f"server {{ listen 127.0.0.1:{proxied} backlog=4096; location / {{ proxy_pass http://u; "
         'proxy_http_version 1.1; proxy_set_header Connection ""; }}'.replace("}}", "} }")
     )
     nginx = shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin") or ""
     if not nginx or not shutil.which("wrk"):
         raise SystemExit("this needs nginx and wrk: apt-get install nginx-light wrk")
-    cluster = bench_cluster(folder / "home", direct, broker)
+    cluster = bench_cluster(folder / "home", responder, broker)
     key = cluster.key.text
     targets = {
         "direct": (direct, key),
@@ -307,11 +314,11 @@ def _memory_mib(gate: GateProcess) -> float:
 
 async def streams(folder: Path, broker: Broker) -> None:
     """A thousand streams through one gate on one core, both ends on the other."""
-    port = free_port()
+    path = folder / "streams.sock"
     cores = sorted(os.sched_getaffinity(0))
-    cluster = bench_cluster(folder / "home-streams", f"http://127.0.0.1:{port}", broker)
+    cluster = bench_cluster(folder / "home-streams", path, broker)
     other = ["taskset", "-c", str(cores[-1]), sys.executable, "-m", "bench.streams"]
-    with running([*other, "serve", str(port), str(EVENTS_PER_S)], folder / "engine.log"):
+    with running([*other, "serve", str(path), str(EVENTS_PER_S)], folder / "engine.log"):
         await cluster.publish()
         await cluster.gate.start()
         assert cluster.gate.process is not None
@@ -334,16 +341,14 @@ async def streams(folder: Path, broker: Broker) -> None:
 
 async def revocations(folder: Path, broker: Broker) -> None:
     """From the publication to the end of the last stream of the key, four workers under load."""
-    port = free_port()
-    cluster = bench_cluster(
-        folder / "home-revoke", f"http://127.0.0.1:{port}", broker, MM_GATE_WORKERS="4"
-    )
+    path = folder / "revoke.sock"
+    cluster = bench_cluster(folder / "home-revoke", path, broker, MM_GATE_WORKERS="4")
     others = {
         key.key_id: KeyRecord(key_id=key.key_id, digest=key.digest, state="active")
         for key in (new_key(b"x") for _ in range(500))
     }
     delays: list[float] = []
-    serving = [sys.executable, "-m", "bench.streams", "serve", str(port), str(EVENTS_PER_S)]
+    serving = [sys.executable, "-m", "bench.streams", "serve", str(path), str(EVENTS_PER_S)]
     with running(serving, folder / "engine.log"):
         await cluster.publish()
         await cluster.gate.start()
@@ -402,25 +407,29 @@ async def _until_cut(port: int, key: str) -> float:
 
 async def real_engine(folder: Path, broker: Broker) -> None:
     """One stream at a time, the engine's own model, alternating: directly and through the gate."""
-    port = free_port()
+    path = folder / "engine.sock"
     real = engine_store()
-    cluster = bench_cluster(folder / "home-engine", f"http://127.0.0.1:{port}", broker)
+    cluster = bench_cluster(folder / "home-engine", path, broker)
     secret = engine_secret(b"test-only-engine-master", cluster.route.replicas[0].uid)
     argv = [
-        str(real.server), "--model", str(real.model), "--host", "127.0.0.1", "--port", str(port),
+        str(real.server), "--model", str(real.model), "--host", str(path),
         "--alias", "bench", "--ctx-size", "2048", "--parallel", "1", "--jinja",
     ]  # fmt: skip
     with running(argv, folder / "llama.log", LLAMA_API_KEY=secret):
-        await asyncio.to_thread(until_answers, f"http://127.0.0.1:{port}", key=secret)
+        await asyncio.to_thread(
+            until_answers, "http://localhost", key=secret, socket_path=str(path)
+        )
         await cluster.publish()
         await cluster.gate.start()
         await cluster.gate.until_answers("/readyz")
-        targets = {"direct": (port, secret), "gate": (cluster.gate.port, cluster.key.text)}
+        gate = f"http://127.0.0.1:{cluster.gate.port}"
+        targets = {"direct": ("http://localhost", str(path), secret)}
+        targets["gate"] = (gate, "", cluster.key.text)
         speeds: dict[str, list[float]] = {name: [] for name in targets}
         for number in range(2 * ENGINE_ROUNDS):
             order = targets if number % 2 else dict(reversed(targets.items()))
-            for name, (to, key) in order.items():
-                speeds[name].append(await _tokens_per_s(to, key))
+            for name, target in order.items():
+                speeds[name].append(await _tokens_per_s(*target))
     await cluster.close()
     # what disturbs a run only slows it: the best of many is what each can do
     best = {name: max(found) for name, found in speeds.items()}
@@ -428,15 +437,15 @@ async def real_engine(folder: Path, broker: Broker) -> None:
     _found["tokens/s of a real engine as a share of direct"] = best["gate"] / best["direct"]
 
 
-async def _tokens_per_s(port: int, key: str) -> float:
+async def _tokens_per_s(url: str, path: str, key: str) -> float:
     """From the first event to the last of one stream, as the client sees it."""
     body = {**BODY, "stream": True, "max_tokens": ENGINE_TOKENS, "ignore_eos": True, "seed": 1}
     headers = {"Authorization": f"Bearer {key}"}
     async with (
-        httpx2.AsyncClient(timeout=300) as client,
-        client.stream(
-            "POST", f"http://127.0.0.1:{port}/v1/chat/completions", json=body, headers=headers
-        ) as answer,
+        httpx2.AsyncClient(
+            timeout=300, transport=httpx2.AsyncHTTPTransport(uds=path or None)
+        ) as client,
+        client.stream("POST", f"{url}/v1/chat/completions", json=body, headers=headers) as answer,
     ):
         times = [time.monotonic() async for line in answer.aiter_lines() if '"content":"' in line]
     return (len(times) - 1) / (times[-1] - times[0])

@@ -128,9 +128,7 @@ def _generations(ada: Any, count: int) -> list[str]:
         )
         deployment.live = generations[-1]
         deployment.save()
-        Replica.objects.create(
-            uid=f"r-{d}", generation=generations[-1], host=host, port=21000 + d, state="ready"
-        )
+        Replica.objects.create(uid=f"r-{d}", generation=generations[-1], host=host, state="ready")
     return names
 
 

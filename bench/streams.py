@@ -1,6 +1,6 @@
 """Both ends of a stream under load: an engine that writes timed events, a client that times them.
 
-`python -m bench.streams serve PORT RATE` answers every POST with a stream of `RATE` events a
+`python -m bench.streams serve SOCKET RATE` answers every POST with a stream of `RATE` events a
 second, each carrying the moment it was written. `python -m bench.streams client HOST:PORT KEY
 STREAMS SECONDS` opens that many streams and prints, as JSON, how late events arrive. Both run on
 raw protocols, so that one core carries them beside the gate.
@@ -54,11 +54,11 @@ class Engine(asyncio.Protocol):
         self._group.discard(self.transport)
 
 
-async def serve(port: int, rate: float) -> None:
+async def serve(path: str, rate: float) -> None:
     """Write to every stream `rate` times a second."""
     groups: list[set[Any]] = [set() for _ in range(GROUPS)]
     loop = asyncio.get_running_loop()
-    await loop.create_server(lambda: Engine(groups), "127.0.0.1", port, backlog=4096)
+    await loop.create_unix_server(lambda: Engine(groups), path, backlog=4096)
     step = 1 / rate / GROUPS
     due = loop.time()
     while True:
@@ -139,7 +139,7 @@ async def client(host: str, port: int, key: str, streams: int, seconds: float) -
 def main(arguments: list[str]) -> None:
     """Run one end."""
     if arguments[0] == "serve":
-        uvloop.run(serve(int(arguments[1]), float(arguments[2])))
+        uvloop.run(serve(arguments[1], float(arguments[2])))
     else:
         host, port = arguments[1].split(":")
         uvloop.run(client(host, int(port), arguments[2], int(arguments[3]), float(arguments[4])))

@@ -33,14 +33,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
-from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+import httpx2
 
 from mmadmin.core.process_identity import start_time
-from mmadmin.host.engine_process import port_owner
+from mmadmin.host import process_tree
 from tests.e2e.installation import CATALOG, Installation, installation
 from tests.support.engine import engine_store
 
@@ -189,7 +189,7 @@ class Records:
         )
 
         self.actions, self.activations, self.deployments = actions, Activation, Deployment
-        self.replicas = Replica
+        self.replicas, self.home = Replica, site.home
         self.me = User.objects.filter(role="admin").earliest("pk")
 
     def live(self) -> int:
@@ -204,7 +204,7 @@ class Records:
             started = self.actions.rollback(self.me, NAME, to=number, reason="bench")
         else:
             started = self.actions.activate(self.me, NAME, number, reason="bench")
-        loading = Loading(lambda: self._port(started.pk))
+        loading = Loading(lambda: self._socket(started.pk))
         loading.start()
         while True:
             row = self.activations.objects.get(pk=started.pk)
@@ -227,18 +227,19 @@ class Records:
             seconds,
         )
 
-    def _port(self, activation: int) -> int | None:
-        """Where the activation's new engine sits, once it has a seat."""
+    def _socket(self, activation: int) -> str | None:
+        """Where the activation's new engine listens, once it has a seat."""
         found = self.replicas.objects.filter(activation=activation)
-        return found.values_list("port", flat=True).first()
+        uid = found.values_list("uid", flat=True).first()
+        return str(self.home.engine_socket(uid)) if uid else None
 
 
 class Loading(threading.Thread):
     """Watches one engine from its seat to its first healthy answer."""
 
-    def __init__(self, port: Callable[[], int | None]) -> None:
+    def __init__(self, socket: Callable[[], str | None]) -> None:
         super().__init__(daemon=True)
-        self._port = port
+        self._socket = socket
         self._stopped = threading.Event()
         self.seconds = math.nan
 
@@ -251,31 +252,29 @@ class Loading(threading.Thread):
         """Ask for its health until it has some."""
         from django.db import connection  # noqa: PLC0415 (set up by now)
 
-        port = None
-        while port is None and not self._stopped.wait(HEALTH_EVERY_S):
-            port = self._port()
+        path = None
+        while path is None and not self._stopped.wait(HEALTH_EVERY_S):
+            path = self._socket()
         connection.close()
-        while port is not None and not self._stopped.wait(HEALTH_EVERY_S):
-            if not healthy(port):
+        while path is not None and not self._stopped.wait(HEALTH_EVERY_S):
+            if not healthy(path):
                 continue
             seen = time.clock_gettime(time.CLOCK_BOOTTIME)
-            owner = port_owner(port)
-            began = start_time(owner.pid) if owner else None
+            owner = process_tree.listener(path)
+            began = start_time(owner) if owner else None
             if began is not None:
                 self.seconds = seen - began / TICKS
             return
 
 
-def healthy(port: int) -> bool:
+def healthy(path: str) -> bool:
     """True when the engine there says so."""
-    connection = HTTPConnection("127.0.0.1", port, timeout=5)
-    try:
-        connection.request("GET", "/health")
-        return connection.getresponse().status == 200
-    except (OSError, HTTPException):
-        return False
-    finally:
-        connection.close()
+    transport = httpx2.HTTPTransport(uds=path)
+    with httpx2.Client(transport=transport, timeout=5) as client:
+        try:
+            return client.get("http://localhost/health").status_code == 200
+        except httpx2.HTTPError:
+            return False
 
 
 @contextmanager

@@ -116,7 +116,7 @@ LISTS: dict[type[Model], tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]
     ),
     models.HostTask: (("id", "kind", "host", "state", "created_at"), ("kind", "state"), ()),
     models.GenerationReport: (("generation", "kind", "made_by", "at"), ("kind",), ()),
-    models.Replica: (("uid", "generation", "port", "state", "pid"), ("state",), ("uid",)),
+    models.Replica: (("uid", "generation", "state", "pid"), ("state",), ("uid",)),
     models.Alarm: (("deployment", "kind", "subject", "raised_at", "cleared_at"), ("kind",), ()),
     models.UsageBucket: (("hour", "key_id", "deployment", "requests"), (), ("key_id",)),
     models.UsageDay: (("day", "of", "deployment", "key_id", "requests"), ("of",), ("key_id",)),

@@ -235,7 +235,7 @@ class ReportKind(models.TextChoices):
     """What is reported of a generation; also its name in exported histories and bundles."""
 
     COMMAND = "command"
-    """The engine's argv in a seat that says nothing (port 0), for comparing generations."""
+    """The engine's argv in a seat that says nothing, for comparing generations."""
     TEMPLATE = "template"
     """The text of the chat template that it is served with; empty = the model has none."""
     RENDERING = "rendering"
@@ -811,13 +811,12 @@ class ReplicaState(models.TextChoices):
 
 
 class Replica(models.Model):
-    """A running engine process of a generation, on a host and a port."""
+    """A running engine process of a generation on a host."""
 
     uid = models.CharField(max_length=96, unique=True)
     """Also the supervisor's program name, and what its secret is derived from."""
     generation = models.ForeignKey(Generation, on_delete=models.CASCADE, related_name="replicas")
     host = models.ForeignKey(Host, on_delete=models.PROTECT, related_name="replicas")
-    port = models.PositiveIntegerField()
     slots = models.PositiveIntegerField(default=1)
     context_per_slot = models.PositiveIntegerField(default=0)
     state = models.CharField(
@@ -861,13 +860,6 @@ class Replica(models.Model):
 
     class Meta:
         ordering: ClassVar[list[str]] = ["-id"]
-        constraints: ClassVar[list[Any]] = [
-            models.UniqueConstraint(
-                fields=["host", "port"],
-                condition=Q(state__in=["starting", "probing", "ready", "draining"]),
-                name="one_replica_a_port",
-            ),
-        ]
 
     @property
     def gpu_indices(self) -> list[int] | None:

@@ -31,7 +31,6 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from deployments.models import ClientKey, Deployment, Job, Publication, Replica, ReplicaState
-from mmadmin.core.errors import MmError
 from mmadmin.core.generations.lifecycle import ACTIVE_JOB
 from mmadmin.core.generations.trial import Phase
 from mmadmin.core.home import Home
@@ -210,7 +209,9 @@ def _trials() -> dict[str, Route]:
 
 def _replica_route(replica: Replica) -> ReplicaRoute:
     return ReplicaRoute(
-        uid=replica.uid, url=f"http://127.0.0.1:{replica.port}", slots=replica.slots
+        uid=replica.uid,
+        socket=str(settings.HOME.engine_socket(replica.uid)),
+        slots=replica.slots,
     )
 
 
@@ -227,13 +228,8 @@ NO_FACTS = EngineFacts()
 def _engine_facts(replica: Replica) -> EngineFacts:
     """What the gate must know of its engine; nothing where the kind of engine is not known here."""
     from mmadmin.core import catalog
-    from mmadmin.core.spec.spec import parse_spec
 
-    kind = replica.launch.get("engine_kind")
-    if kind is None:  # started by version 0.1
-        with suppress(MmError):
-            kind = parse_spec(replica.generation.spec_toml).engine_kind
-    engine = catalog.engines().get(kind)
+    engine = catalog.engines().get(replica.launch.get("engine_kind", ""))
     if engine is None:
         return NO_FACTS
     questions = engine.questions

@@ -11,11 +11,10 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from django.conf import settings
-from django.db import IntegrityError
 from django.utils import timezone
 
 from deployments.broker import feed
@@ -23,8 +22,8 @@ from deployments.jobs import gates, lease, reports
 from deployments.jobs.host import EngineHost
 from deployments.jobs.recorder import Recorder
 from deployments.models import Generation, Host, Replica, ReplicaState, ReportKind, Trial
-from mmadmin.core.engines.protocol import LaunchSpec, Seat
-from mmadmin.core.engines.stored_launch import launch_as_json, launch_from_json
+from mmadmin.core.engines.protocol import SOMEWHERE, LaunchSpec, Seat
+from mmadmin.core.engines.stored_launch import is_stored, launch_as_json, launch_from_json
 from mmadmin.core.errors import Conflict, ProbeFailed, Unreachable
 from mmadmin.core.process_identity import ProcessIdentity
 from mmadmin.core.spec.spec import ActivationSpec, parse_spec
@@ -33,7 +32,6 @@ PATIENCE_S = 120
 """How long a step waits for a supervisor or broker that does not answer."""
 SEEN_S = 10
 """How long the gates get to take up a route; they also read it from the file."""
-PORTS = 1000
 ACTIVE_REPLICA = (
     ReplicaState.STARTING,
     ReplicaState.PROBING,
@@ -94,32 +92,22 @@ class Engines:
         found = self._replicas(generation)
         replica = found[0] if found else self._seat(generation)
         gpus = "".join(f", GPU {index}" for index in replica.gpu_indices or ())
-        self.recorder.log(f"{replica.uid} on port {replica.port}{gpus}")
+        self.recorder.log(f"{replica.uid}{gpus}")
         self.machine.start(replica, launch_of(replica, self.machine))
 
     def _seat(self, generation: Generation) -> Replica:
-        """A replica row with a port and GPUs: the database decides between two that want them."""
+        """A replica row with GPUs: the database decides between two that want them."""
         host = self.recorder.job.host
-        for port in ports(host, self.machine.port_is_free):
-            try:
-                with lease.fenced(self.recorder.job):
-                    # two that start at once must see each other's GPUs
-                    Host.objects.select_for_update().get(pk=host.pk)
-                    return Replica.objects.create(
-                        uid=new_uid(generation),
-                        generation=generation,
-                        host=host,
-                        port=port,
-                        devices=self.machine.gpus(generation),
-                        **self._belongs_to(),
-                    )
-            except IntegrityError:
-                continue
-        first = settings.PORTS.engines_from
-        raise Conflict(
-            f"no free port for an engine from {first} to {first + PORTS - 1}",
-            remedy="stop what listens there, or set MM_ENGINE_PORTS_FROM",
-        )
+        with lease.fenced(self.recorder.job):
+            # two that start at once must see each other's GPUs
+            Host.objects.select_for_update().get(pk=host.pk)
+            return Replica.objects.create(
+                uid=new_uid(generation),
+                generation=generation,
+                host=host,
+                devices=self.machine.gpus(generation),
+                **self._belongs_to(),
+            )
 
     def _show(self, generation: Generation, *, brief: bool = False) -> None:
         """The engine shows that it is what it should be; what it showed once is not asked again."""
@@ -175,7 +163,7 @@ class Engines:
 
     def _load_deadline_s(self, generation: Generation) -> int:
         wanted = parse_spec(generation.spec_toml).activation.load_deadline_s
-        return wanted or self.machine.launch(generation, Seat("127.0.0.1", 1)).load_deadline_s
+        return wanted or self.machine.launch(generation, SOMEWHERE).load_deadline_s
 
     def _publish(self) -> None:
         """Tell the gates what is so now, and wait a moment until all of them know."""
@@ -204,15 +192,6 @@ def note_process(replica: Replica, process: ProcessIdentity | None) -> None:
     )
 
 
-def ports(host: Host, is_free: Callable[[int], bool]) -> Iterator[int]:
-    """Ports for one more engine of the host, lowest first: no replica has them, nothing listens."""
-    taken = set(
-        Replica.objects.filter(host=host, state__in=ACTIVE_REPLICA).values_list("port", flat=True)
-    )
-    first = settings.PORTS.engines_from
-    return (n for n in range(first, first + PORTS) if n not in taken and is_free(n))
-
-
 def new_uid(generation: Generation) -> str:
     """The name of one more replica of a generation."""
     return f"{generation.uid.replace('/', '.')}.{secrets.token_hex(4)}"
@@ -221,8 +200,7 @@ def new_uid(generation: Generation) -> str:
 def seat_of(replica: Replica) -> Seat:
     """Where a replica sits."""
     return Seat(
-        host="127.0.0.1",
-        port=replica.port,
+        socket=str(settings.HOME.engine_socket(replica.uid)),
         devices=replica.gpu_indices,
         uuids=[str(gpu["uuid"]) for gpu in replica.devices or ()],
         scratch=str(settings.HOME.scratch(replica.uid)),
@@ -231,13 +209,9 @@ def seat_of(replica: Replica) -> Seat:
 
 def launch_of(replica: Replica, machine: EngineHost) -> LaunchSpec:
     """What the replica is started with, by its record; recorded now if it has none yet."""
-
-    def planned() -> LaunchSpec:
-        return machine.launch(replica.generation, seat_of(replica))
-
-    if replica.launch:
-        return launch_from_json(replica.launch, planned)
-    launch = planned()
+    if is_stored(replica.launch):
+        return launch_from_json(replica.launch)
+    launch = machine.launch(replica.generation, seat_of(replica))
     replica.launch = launch_as_json(launch)
     replica.slots = launch.expect.slots
     replica.context_per_slot = launch.expect.context_per_slot

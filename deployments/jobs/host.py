@@ -128,12 +128,8 @@ class EngineHost(Protocol):
         """The command that starts a replica in that seat."""
         ...
 
-    def port_is_free(self, port: int) -> bool:
-        """True when nothing listens on the port of this machine."""
-        ...
-
     def start(self, replica: Replica, launch: LaunchSpec) -> None:
-        """Put the engine under the supervisor, unless it runs already."""
+        """Put the engine under the supervisor, unless it runs already with this launch."""
         ...
 
     def prove(
@@ -172,7 +168,7 @@ class EngineHost(Protocol):
         ...
 
     def stop(self, replica: Replica) -> None:
-        """End the engine's whole group; returns when port and memory are free."""
+        """End the engine's whole group; returns when its memory is free."""
         ...
 
     def alive(self, replica: Replica, launch: LaunchSpec) -> None:

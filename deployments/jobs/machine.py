@@ -7,7 +7,6 @@ kept between jobs.
 from __future__ import annotations
 
 import logging
-import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -21,7 +20,7 @@ from mmadmin.core.access import engine_secret
 from mmadmin.core.build.builder import StepTools
 from mmadmin.core.build.derivation import Derivation
 from mmadmin.core.build.recipe import Json, Recipe
-from mmadmin.core.engines.protocol import LaunchSpec, Seat, System
+from mmadmin.core.engines.protocol import SOMEWHERE, LaunchSpec, Seat, System
 from mmadmin.core.engines.system import read_system
 from mmadmin.core.errors import Conflict, InvalidModel, MmError, ProbeFailed
 from mmadmin.core.fit.facts import HostFacts, host_facts_from_json
@@ -188,7 +187,7 @@ class Machine:
         the new one.
         """
         require_intact(self.store(), generation.system)
-        engine_process.check_command(self.launch(generation, Seat(host="127.0.0.1", port=1)))
+        engine_process.check_command(self.launch(generation, SOMEWHERE))
 
     def beside(
         self, generation: Generation, running: Replica | None, gone: Sequence[Replica] = ()
@@ -267,20 +266,11 @@ class Machine:
         system = self.system(generation)
         return catalog.engine(system.engine_kind).launch(system, seat)
 
-    def port_is_free(self, port: int) -> bool:
-        """True when the port can be bound."""
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                return False
-        return engine_process.port_owner(port) is None
-
     def start(self, replica: Replica, launch: LaunchSpec) -> None:
-        """Put the engine under the supervisor, unless it runs already."""
+        """Put the engine under the supervisor, unless it runs already with this launch."""
         found = engine_process.status(self.home, replica.uid)
-        if found is not None and found.state in ("STARTING", "RUNNING", "BACKOFF"):
+        runs = found is not None and found.state in ("STARTING", "RUNNING", "BACKOFF")
+        if runs and engine_process.runs(self.home, replica.uid, launch):
             return
         engine_process.start(self.home, replica.uid, launch, self.secret(replica))
 
@@ -375,7 +365,7 @@ class Machine:
 
     def stop(self, replica: Replica) -> None:
         """End the engine's whole group."""
-        engine_process.stop(self.home, replica.uid, port=replica.port, recorded=replica.process)
+        engine_process.stop(self.home, replica.uid, recorded=replica.process)
 
     def secret(self, replica: Replica) -> str:
         """What the engine asks of whoever speaks to it."""
@@ -419,8 +409,7 @@ class Machine:
 
 def _command(_machine: Machine, system: System, _spec: Spec, _made: Reports) -> list[str]:
     """The engine's argv in a seat that says nothing."""
-    seat = Seat(host="127.0.0.1", port=0)
-    return list(catalog.engine(system.engine_kind).launch(system, seat).argv)
+    return list(catalog.engine(system.engine_kind).launch(system, SOMEWHERE).argv)
 
 
 def _template(_machine: Machine, system: System, _spec: Spec, _made: Reports) -> str:

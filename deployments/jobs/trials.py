@@ -345,7 +345,9 @@ def look_at(replica: Replica, machine: EngineHost) -> None:
         return
     if not trial.active:
         _end_leftovers(Replica.objects.filter(pk=replica.pk), machine)
-    elif trial.status is TrialStatus.OPEN and machine.process(replica) is None:
+    elif trial.status is TrialStatus.OPEN and (
+        replica.state != ReplicaState.READY or machine.process(replica) is None
+    ):
         Replica.objects.filter(pk=replica.pk).update(failures=F("failures") + 1)
         if replica.failures + 1 >= FAILURES_ALLOWED:
             _ask_to_end(trial, "its engine has ended")

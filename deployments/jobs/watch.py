@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -34,7 +33,7 @@ from django.utils import timezone
 from deployments.broker import feed
 from deployments.broker.queue import enqueue_on_commit
 from deployments.jobs import gates, hosts, states, trials
-from deployments.jobs.engines import ACTIVE_REPLICA, launch_of, new_uid, note_process, ports
+from deployments.jobs.engines import ACTIVE_REPLICA, launch_of, new_uid, note_process
 from deployments.jobs.host import EngineHost
 from deployments.models import (
     Activation,
@@ -44,6 +43,7 @@ from deployments.models import (
     AuditEvent,
     Deployment,
     Generation,
+    Host,
     Replica,
     ReplicaState,
     UsageEvent,
@@ -72,6 +72,8 @@ PAUSE_S = 30
 PAUSE_MAX_S = 1800
 PROOF_S = 60
 """How long an engine that has loaded may take to show that it is the right one and answers."""
+LOAD_AT_LEAST_S = 600
+"""Of a hold, what an engine that is started anew gets to load."""
 LIVENESS = "liveness"
 SILENT = "silent"
 """Instead of a mark, of an engine that does not say how far it is while its clients wait."""
@@ -89,6 +91,8 @@ def watch(machine: EngineHost) -> None:
                 trials.look_at(replica, machine)
             elif replica.generation.deployment.live_id != replica.generation_id:
                 _end_leftover(replica, machine)
+            elif "port" in replica.launch:
+                _move_to_socket(replica, machine, view)
             else:
                 _look_at(replica, machine, view)
         except MmError as error:
@@ -131,12 +135,14 @@ def seat_the_unserved(machine: EngineHost) -> None:
     fresh: list[Replica] = []
     for deployment in unserved:
         live = deployment.live
-        port = next(ports(deployment.host, machine.port_is_free), None)
-        if live is None or port is None or absent(machine.store(), live.system) is not None:
+        if live is None or absent(machine.store(), live.system) is not None:
             continue
-        with suppress(IntegrityError), transaction.atomic():  # an activation has just taken it
+        with transaction.atomic():
+            Host.objects.select_for_update().get(pk=deployment.host_id)
+            if not unserved.filter(pk=deployment.pk).exists():
+                continue  # an activation has just taken it
             replica = Replica.objects.create(
-                uid=new_uid(live), generation=live, host=deployment.host, port=port
+                uid=new_uid(live), generation=live, host=deployment.host
             )
             log.warning("%s is live and has no engine: %s is to be one", live.uid, replica.uid)
             fresh.append(replica)
@@ -195,8 +201,24 @@ def _look_at(replica: Replica, machine: EngineHost, view: gates.GateView | None)
         _ask(replica, launch, machine)
 
 
+def _move_to_socket(replica: Replica, machine: EngineHost, view: gates.GateView | None) -> None:
+    """Start an engine of version 0.1 anew: it listens on a TCP port, the gate asks its socket.
+
+    The upgrade has made the gates hold its requests; those that it works on get some time.
+    """
+    deployment = replica.generation.deployment
+    working = view is not None and view.inflight.get(replica.generation.uid, 0) > 0
+    ends = deployment.hold_until
+    if working and ends is not None and ends - timezone.now() > timedelta(seconds=LOAD_AT_LEAST_S):
+        return
+    log.warning("%s listens on a TCP port: starting it anew on a socket", replica.uid)
+    feed.publish_snapshot(force=False)
+    machine.stop(replica)
+    machine.start(replica, launch_of(replica, machine))
+
+
 def _bring_back(replica: Replica, machine: EngineHost) -> None:
-    """The way back of a failed activation broke off: nothing is routed to the live generation.
+    """Nothing is routed to the live generation: a failed activation or an upgrade left it so.
 
     Its engine is started until it proves itself; then requests go to it again.
     """

@@ -69,7 +69,6 @@ class ReplicaOut(Schema):
     uid: str
     generation: Number
     host: Named
-    port: int
     slots: int
     context_per_slot: int
     state: str

@@ -11,7 +11,6 @@ import os
 import secrets
 import socket
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from mmadmin.cli.settings_file import (
@@ -151,41 +150,6 @@ def _make(home: Home) -> None:
     make_private(home)
 
 
-@dataclass(frozen=True, slots=True)
-class Listener:
-    """A process that listens on a port."""
-
-    pid: int | None
-    name: str
-    command: str
-
-    def __str__(self) -> str:
-        if self.pid is None:
-            return "a process of another user"
-        return f"{self.name} (pid {self.pid}): {self.command}"
-
-
-COMMAND_SHOWN = 100
-
-
-def listener(port: int) -> Listener | None:
-    """The process that listens on a TCP port of this machine, None when nothing does."""
-    import psutil
-
-    for connection in psutil.net_connections(kind="tcp"):
-        if connection.status != psutil.CONN_LISTEN or connection.laddr[1:2] != (port,):
-            continue
-        if connection.pid is None:
-            return Listener(pid=None, name="", command="")
-        try:
-            process = psutil.Process(connection.pid)
-            command = " ".join(process.cmdline())[:COMMAND_SHOWN]
-            return Listener(pid=process.pid, name=process.name(), command=command)
-        except psutil.NoSuchProcess:
-            continue
-    return None
-
-
 def _free_after(port: int) -> int:
     """The next port that nothing holds at the moment."""
     for candidate in range(port + 1, 65536):
@@ -219,6 +183,8 @@ def check_port(port: int, variable: str, what: str) -> None:
                 f"MM_BIND: {bind_address()} is not an address of this machine",
                 remedy="use 127.0.0.1, 0.0.0.0, or one of its addresses",
             ) from error
+        from mmadmin.host.ports import listener
+
         holder = listener(port)
         raise Conflict(
             f"port {port} ({what}) is taken by {holder or f'something: {error.strerror}'}",

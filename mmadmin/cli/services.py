@@ -69,7 +69,6 @@ def environment(home: Home, ports: Ports, service: str) -> dict[str, str]:
             "MM_PANEL_PORT": str(ports.panel),
             "MM_GATE_PORT": str(ports.gate),
             "MM_METRICS_PORT": str(ports.metrics),
-            "MM_ENGINE_PORTS_FROM": str(ports.engines_from),
             "MM_BIND": bind_address(),
             "MM_GATE_HOST": bind_address(),
             "MM_GATE_STOP_S": str(_gate_stop_s()),

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from mmadmin.core.errors import InvalidInput
 from mmadmin.core.home import Home, Ports
-from mmadmin.core.variables import REMEMBERED, VARIABLES
+from mmadmin.core.variables import GONE, REMEMBERED, VARIABLES
 
 SECRET_VARIABLES = tuple(name for name, variable in REMEMBERED.items() if variable.secret)
 
@@ -60,6 +60,8 @@ def read_settings(home: Home) -> Kept:
         if not line.strip() or line.lstrip().startswith("#"):
             continue
         name, _, text = (part.strip() for part in line.partition("="))
+        if name in GONE:
+            continue
         value, wrong, remedy = _value(name, text, has_value="=" in line)
         if wrong:
             problems.append(Problem(f"{path}, line {number}: {wrong}", remedy, name, line))

@@ -211,8 +211,6 @@ def _system(name: str, number: int | None) -> System:
 def _engine_renders(name: str, number: int | None) -> Any:
     """What a generation's engine renders, and its tokens; None when none runs on this machine."""
     from mmadmin.core.access import engine_secret
-    from mmadmin.core.catalog import engine
-    from mmadmin.core.engines.protocol import Seat
     from mmadmin.core.engines.stored_launch import launch_from_json
     from mmadmin.host.template_matrix import render_on_engine, tokens_of
 
@@ -223,10 +221,6 @@ def _engine_renders(name: str, number: int | None) -> Any:
     replica = found.replicas.filter(state=ReplicaState.READY, host__name=settings.HOST_NAME).first()
     if replica is None:
         return None
-    system = _system(name, number)
-    seat = Seat("127.0.0.1", replica.port)
-    launch = launch_from_json(
-        replica.launch, lambda: engine(system.engine_kind).launch(system, seat)
-    )
+    launch = launch_from_json(replica.launch)
     secret = engine_secret(settings.ENGINE_MASTER, replica.uid)
     return render_on_engine(launch, secret), tokens_of(launch, secret)

@@ -20,10 +20,11 @@ DEFAULT_GATE_PORT = 20000
 NAME_MAX, PATH_MAX = 255, 1024
 """Bytes of a folder's name, and of a path that has room for ours below it."""
 SOCKET_PATH_LIMIT = 80
-"""Longest folder path under which a Unix socket name still fits `sun_path` (108 bytes).
+"""Bytes of the longest folder path under which our socket names still fit `sun_path` (108 bytes).
 
-supervisord binds `supervisor.sock.<pid>` first and renames it.
+supervisord binds `supervisor.sock.<pid>` first and renames it; an engine has a folder of its own.
 """
+ENGINE_SOCKET = "engine.sock"
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,10 +119,14 @@ class Home:
     def run_dir(self) -> Path:
         """Unix sockets and pid files; elsewhere when the path would not fit a socket address."""
         run_dir = self.root / "run"
-        if len(str(run_dir)) <= SOCKET_PATH_LIMIT:
+        if len(os.fsencode(run_dir)) <= SOCKET_PATH_LIMIT:
             return run_dir
         tag = hashlib.sha256(str(self.root).encode()).hexdigest()[:12]
         return Path("/tmp") / f"mmadmin-{os.getuid()}-{tag}"  # noqa: S108 (made 0700 by `mm up`)
+
+    def engine_socket(self, uid: str) -> Path:
+        """Where a replica's engine listens: in a folder (0700) that nothing else is in."""
+        return self.run_dir / hashlib.sha256(uid.encode()).hexdigest()[:12] / ENGINE_SOCKET
 
     @property
     def broker_socket(self) -> Path:
@@ -152,11 +157,10 @@ class Ports:
     panel: int
     gate: int
     metrics: int
-    engines_from: int
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] | None = None) -> Ports:
-        """`MM_PANEL_PORT`, `MM_GATE_PORT`, `MM_METRICS_PORT`, `MM_ENGINE_PORTS_FROM`.
+        """`MM_PANEL_PORT`, `MM_GATE_PORT`, `MM_METRICS_PORT`.
 
         The metrics port follows the gate's port unless it is set.
         """
@@ -166,5 +170,4 @@ class Ports:
             panel=int(env.get("MM_PANEL_PORT") or DEFAULT_PANEL_PORT),
             gate=gate,
             metrics=int(env.get("MM_METRICS_PORT") or gate + 1),
-            engines_from=int(env.get("MM_ENGINE_PORTS_FROM") or gate + 1000),
         )

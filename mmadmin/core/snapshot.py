@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
@@ -34,6 +35,9 @@ GATE_WATCH_PREFIX = "mm:top:"
 "requests_per_s", "prompt_tokens_per_s", "completion_tokens_per_s"}], "queues": {deployment:
 {"running", "waiting", "slots"}}, "requests": [{"id", "key", "deployment", "generation", "endpoint",
 "state", "stream", "age_s", "events"}]}`: what is going on now, for people who watch."""
+
+UPGRADE_HOLD_S = 300
+"""How long requests wait for engines that an earlier version had started."""
 
 RouteMode = Literal["open", "hold", "closed"]
 
@@ -72,8 +76,8 @@ class ReplicaRoute:
 
     uid: str
     """The replica's uid; its secret is derived from it."""
-    url: str
-    """`http://127.0.0.1:21000`, no trailing slash."""
+    socket: str
+    """The Unix socket on which it answers."""
     slots: int
 
 
@@ -293,6 +297,10 @@ def _strings(value: Any) -> tuple[str, ...]:
 def _route(value: Any) -> Route:
     if value["mode"] not in ("open", "hold", "closed"):
         raise ValueError(f"unknown route mode {value['mode']!r}")
+    replicas = [item for item in value["replicas"] if "socket" in item]
+    if value["mode"] == "open" and len(replicas) < len(value["replicas"]):
+        # Written by version 0.1 about engines on TCP ports, which are started anew on sockets.
+        value = value | {"mode": "hold", "hold_until": int(time.time()) + UPGRADE_HOLD_S}
     return Route(
         deployment=value["deployment"],
         public_name=value["public_name"],
@@ -300,8 +308,8 @@ def _route(value: Any) -> Route:
         generation=value["generation"],
         generation_uid=value["generation_uid"],
         replicas=tuple(
-            ReplicaRoute(uid=item["uid"], url=item["url"], slots=_int(item["slots"]))
-            for item in value["replicas"]
+            ReplicaRoute(uid=item["uid"], socket=item["socket"], slots=_int(item["slots"]))
+            for item in replicas
         ),
         hold_until=_int(value.get("hold_until", 0)),
         created=_int(value.get("created", 0)),

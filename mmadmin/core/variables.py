@@ -111,7 +111,6 @@ SECTIONS: dict[str, tuple[Variable, ...]] = {
         Variable(
             "MM_METRICS_PORT", "port of the gate's metrics and health", "gate's port + 1", least=1
         ),
-        Variable("MM_ENGINE_PORTS_FROM", "first port for engines", "gate's port + 1000", least=1),
         Variable("MM_BIND", "address that panel and gate listen on", "127.0.0.1"),
         Variable("MM_HOST_NAME", "name of this machine among the hosts", "local"),
     ),
@@ -317,6 +316,8 @@ BY_FILE = (
     "Each may also be given as the path of a file that holds it, in the same name with `_FILE`."
 )
 
+GONE = frozenset({"MM_ENGINE_PORTS_FROM"})
+"""Settings of earlier versions: a line of theirs that is still kept says nothing."""
 VARIABLES: dict[str, Variable] = {
     variable.name: variable for section in SECTIONS.values() for variable in section
 }

@@ -82,10 +82,10 @@ class Traffic:
             queue.open = route.mode == "open" and bool(route.replicas)
             for replica in route.replicas:
                 known = self.upstreams.get(replica.uid)
-                if known is None or known.url != replica.url:
+                if known is None or known.socket != replica.socket:
                     known = Upstream(
                         uid=replica.uid,
-                        url=replica.url,
+                        socket=replica.socket,
                         secret=engine_secret(self.settings.engine_master, replica.uid),
                         slots=replica.slots,
                     )

@@ -12,9 +12,7 @@ by closing the connection is whole as far as HTTP can tell, and the reader decid
 from __future__ import annotations
 
 import asyncio
-import ssl
 from typing import Any
-from urllib.parse import urlsplit
 
 import httptools
 
@@ -235,39 +233,29 @@ class Connection(asyncio.Protocol):
 
 
 class Upstream:
-    """One replica: its address, its credential, its idle connections."""
+    """One replica: its socket, its credential, its idle connections."""
 
     __slots__ = (
-        "_host",
         "_idle",
         "_loop",
-        "_port",
         "_retired",
-        "_tls",
         "head",
         "running",
         "slots",
+        "socket",
         "uid",
-        "url",
     )
 
-    def __init__(self, *, uid: str, url: str, secret: str, slots: int) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"{url!r} is not an HTTP address")
+    def __init__(self, *, uid: str, socket: str, secret: str, slots: int) -> None:
         self.uid = uid
-        self.url = url
+        self.socket = socket
         self.slots = max(slots, 1)
         self._retired = False
         self.running = 0
-        self._tls = ssl.create_default_context() if parts.scheme == "https" else None
-        self._host = parts.hostname
-        self._port = parts.port or (443 if self._tls else 80)
         self._idle: list[Connection] = []
         self._loop = asyncio.get_running_loop()
         self.head = (
-            f"Host: {parts.netloc}\r\nAuthorization: Bearer {secret}\r\n"
-            "Accept-Encoding: identity\r\n"
+            f"Host: localhost\r\nAuthorization: Bearer {secret}\r\nAccept-Encoding: identity\r\n"
         ).encode()
         """Headers that every request to this replica carries."""
 
@@ -284,8 +272,8 @@ class Upstream:
         """A new connection."""
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                _, connection = await self._loop.create_connection(
-                    lambda: Connection(self._loop), self._host, self._port, ssl=self._tls
+                _, connection = await self._loop.create_unix_connection(
+                    lambda: Connection(self._loop), self.socket
                 )
         except (OSError, TimeoutError) as error:
             raise ConnectFailed(str(error)) from error

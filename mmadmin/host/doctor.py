@@ -33,8 +33,8 @@ from mmadmin.core.fit.rules import Case, judge, version_of
 from mmadmin.core.home import Home, Ports
 from mmadmin.host import compiler
 from mmadmin.host.download import client
-from mmadmin.host.engine_process import port_owner
 from mmadmin.host.hub import Hub
+from mmadmin.host.ports import listener
 from mmadmin.host.private_files import exposed
 from mmadmin.host.service_health import silent_services
 from mmadmin.host.supervisor import Supervisor
@@ -318,11 +318,10 @@ def ports(patient: Patient) -> Result:
         ("gate", patient.ports.gate),
         ("metrics", patient.ports.metrics),
     ):
-        owner = port_owner(port)
-        if owner is None or _is_under(owner.pid, ours):
+        found = listener(port)
+        if found is None or (found.pid is not None and _is_under(found.pid, ours)):
             continue
-        who = f"process {owner.pid} ({owner.name})" if owner.pid else owner.name
-        taken.append(f"the {name} port {port} is held by {who}")
+        taken.append(f"the {name} port {port} is held by {found}")
     if taken:
         return Result(
             "ports",

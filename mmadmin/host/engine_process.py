@@ -2,7 +2,7 @@
 
 Start writes a 0600 launch file and hands the program to the supervisor, so that the engine
 outlives whoever asked for it. Stop ends the whole process group and returns when the process is
-gone, its port is free and its GPU memory is given back.
+gone and its GPU memory is given back.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from threading import Timer
@@ -23,7 +22,7 @@ import psutil
 
 from mmadmin.core.callbacks import Report, silent
 from mmadmin.core.engines.protocol import LaunchSpec
-from mmadmin.core.errors import Conflict, InvalidInput, InvalidSpec, ProbeFailed, Unreachable
+from mmadmin.core.errors import InvalidInput, InvalidSpec, ProbeFailed, Unreachable
 from mmadmin.core.home import Home
 from mmadmin.core.process_identity import ProcessIdentity
 from mmadmin.host import process_tree
@@ -39,11 +38,7 @@ POLL_S = 0.1
 LAUNCH_POLL_S = 0.02
 LAUNCH_S = 60.0
 """What the launcher may take, on a machine that is busy."""
-OWNER_LOOKS = 5
-"""How often an owner that cannot be seen is looked for."""
 LAUNCHER = "mmadmin.host.launch"
-_LISTEN = "0A"
-"""TCP_LISTEN in the kernel's table."""
 PRIORITY = 15
 """After the broker, before the gate: what stops last-started first lets the gate finish its
 streams while the engines still run."""
@@ -52,86 +47,9 @@ HELP_S = 60.0
 PROJECT = Path(__file__).resolve().parent.parent.parent
 
 
-@dataclass(frozen=True, slots=True)
-class Owner:
-    """The process that listens on a port."""
-
-    pid: int
-    name: str
-    started: float
-
-
 def launch_file(home: Home, uid: str) -> Path:
     """The replica's launch file."""
     return home.replicas / f"{uid}.json"
-
-
-def port_owner(port: int, host: str = "127.0.0.1") -> Owner | None:
-    """Who listens on a TCP port of this machine; None = it is free.
-
-    The owner's pid is 0 when it belongs to another user and cannot be seen. Processes that come
-    and go while the tables are read can look like that for a moment: so it looks again.
-    """
-    owner: Owner | None = None
-    for _attempt in range(OWNER_LOOKS):
-        if not is_listened_on(port):
-            return None
-        owner = _listener(port, host)
-        if owner is not None and owner.pid:
-            return owner
-        time.sleep(LAUNCH_POLL_S)
-    return owner
-
-
-def _listener(port: int, host: str) -> Owner | None:
-    """One look at who listens."""
-    hidden: Owner | None = None
-    for connection in psutil.net_connections(kind="tcp"):
-        address = connection.laddr
-        if connection.status != psutil.CONN_LISTEN or not address or address.port != port:
-            continue
-        if address.ip not in (host, "0.0.0.0", "::", "::1"):  # noqa: S104 (compared, not bound)
-            continue
-        if connection.pid is None:
-            hidden = Owner(0, "a process of another user", 0.0)
-            continue
-        try:
-            process = psutil.Process(connection.pid)
-            return Owner(connection.pid, process.name(), process.create_time())
-        except psutil.NoSuchProcess:
-            continue
-    return hidden
-
-
-def is_listened_on(port: int) -> bool:
-    """True when anybody listens on the TCP port; one read of the kernel's table."""
-    wanted = f":{port:04X}"
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        try:
-            lines = Path(table).read_text(encoding="ascii").splitlines()[1:]
-        except FileNotFoundError:
-            continue  # no IPv6 here
-        for line in lines:
-            words = line.split()
-            if words[1].endswith(wanted) and words[3] == _LISTEN:
-                return True
-    return False
-
-
-def free_port(first: int, *, taken: frozenset[int] = frozenset(), count: int = 1000) -> int:
-    """The first port from `first` on that nobody listens on and that is not in `taken`."""
-    used = {
-        connection.laddr.port
-        for connection in psutil.net_connections(kind="tcp")
-        if connection.status == psutil.CONN_LISTEN and connection.laddr
-    }
-    for port in range(first, first + count):
-        if port not in used and port not in taken:
-            return port
-    raise Conflict(
-        f"no free port between {first} and {first + count - 1}",
-        remedy="stop engines that are not needed, or move MM_ENGINE_PORTS_FROM",
-    )
 
 
 def start(
@@ -139,31 +57,36 @@ def start(
 ) -> ProcessIdentity:
     """Start an engine under the supervisor and return once its process exists.
 
-    Idempotent: one that runs under this uid is left alone. `startsecs` (default: from the load
-    deadline) is how long it must run before its end counts as a crash instead of a failed start.
-    Raises `Conflict` when its port is taken, `ProbeFailed` when it ends at once, `Unreachable`
-    when there is no supervisor, `InvalidSpec` for options that this build does not have.
+    Idempotent: one that runs with this launch is left alone, one with another is replaced.
+    `startsecs` (default: from the load deadline) is how long it must run before its end counts as
+    a crash instead of a failed start.
+    Raises `ProbeFailed` when it ends at once, `Unreachable` when there is no supervisor,
+    `InvalidSpec` for options that this build does not have.
     """
     if not secret.strip():
         raise InvalidInput("an engine needs a secret", remedy="run `mm up` once: it makes them")
     supervisor = Supervisor(home)
     running = process(home, uid)
     if running is not None:
-        return running
-    owner = port_owner(launch.port, launch.host)
-    if owner is not None:
-        raise Conflict(
-            f"port {launch.port} is taken by {owner.name} (pid {owner.pid})",
-            remedy="end that process, or move the engines with MM_ENGINE_PORTS_FROM",
-            port=launch.port,
-            pid=owner.pid,
-        )
+        if runs(home, uid, launch):
+            return running
+        stop(home, uid, recorded=running)
     check_command(launch)
     path = launch_file(home, uid)
     write_launch_file(path, launch, secret)
-    home.scratch(uid).mkdir(mode=0o700, exist_ok=True)
+    for folder in (home.scratch(uid), home.engine_socket(uid).parent):
+        folder.mkdir(mode=0o700, exist_ok=True)
     supervisor.start_program(program_spec(home, uid, launch, startsecs=startsecs))
     return wait_for_process(home, uid)
+
+
+def runs(home: Home, uid: str, launch: LaunchSpec) -> bool:
+    """True when the engine's launch file holds this command."""
+    try:
+        holds = json.loads(launch_file(home, uid).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return bool(holds.get("argv") == list(launch.argv))
 
 
 def check_command(launch: LaunchSpec) -> None:
@@ -235,6 +158,7 @@ def write_launch_file(path: Path, launch: LaunchSpec, secret: str) -> None:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     data = {
         "argv": list(launch.argv),
+        "socket": launch.socket,
         "env": dict(launch.env),
         "secret_env": launch.secret_env,
         "secret": secret,
@@ -333,16 +257,15 @@ def stop(
     home: Home,
     uid: str,
     *,
-    port: int = 0,
     recorded: ProcessIdentity | None = None,
     term_s: float = STOP_WAIT_S,
     on_progress: Report = silent,
 ) -> None:
-    """End an engine with all its processes; return when its port and memory are free.
+    """End an engine with all its processes; return when its memory is free.
 
     SIGTERM, then SIGKILL after `term_s`. `recorded` is its process by the records, so that an
     engine that outlived its supervisor is found. Idempotent.
-    Raises `Unreachable` when the port or the memory is not given back in time.
+    Raises `Unreachable` when the memory is not given back in time.
     """
     supervisor = Supervisor(home)
     tree = process_tree.members(recorded.pid) if recorded is not None and recorded.alive else []
@@ -366,29 +289,28 @@ def stop(
         on_progress(f"ending process {recorded.pid}")
         end_processes([recorded], patience_s=term_s)
     launch_file(home, uid).unlink(missing_ok=True)
-    shutil.rmtree(home.scratch(uid), ignore_errors=True)
+    for folder in (home.scratch(uid), home.engine_socket(uid).parent):
+        shutil.rmtree(folder, ignore_errors=True)
     pids = {one.pid for one in [*tree, *([recorded] if recorded else [])]}
-    _wait_released(pids, port, on_progress)
+    _wait_released(pids, on_progress)
 
 
-def _wait_released(pids: set[int], port: int, on_progress: Report) -> None:
-    """Return when the port is free and no GPU counts memory for these pids."""
+def _wait_released(pids: set[int], on_progress: Report) -> None:
+    """Return when no GPU counts memory for these pids."""
     give_up = time.monotonic() + RELEASE_S
     reported = False
     while True:
-        owner = port_owner(port) if port else None
-        holds_port = owner is not None and owner.pid in pids
         held = {pid: size for pid, size in gpu_processes().items() if pid in pids}
-        if not holds_port and not held:
+        if not held:
             return
         if time.monotonic() > give_up:
-            what = f"port {port}" if holds_port else f"{sum(held.values()) >> 20} MiB of GPU memory"
             raise Unreachable(
-                f"the ended engine still holds {what} after {RELEASE_S:.0f} s",
+                f"the ended engine still holds {sum(held.values()) >> 20} MiB of GPU memory after"
+                f" {RELEASE_S:.0f} s",
                 remedy="look at the driver's log; the host may need a restart",
             )
         if not reported:
-            on_progress("waiting until its port and memory are free")
+            on_progress("waiting until its memory is free")
             reported = True
         time.sleep(POLL_S)
 

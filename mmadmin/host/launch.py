@@ -50,6 +50,8 @@ def read(path: Path) -> dict[str, Any]:
         refuse(f"the launch file cannot be read: {error}")
     if stat.S_IMODE(mode) & 0o077:
         refuse(f"others may read the launch file {path}; it must have mode 0600")
+    if "socket" not in launch:
+        refuse(f"the launch file {path} is of an earlier version; the engine is started anew")
     # An engine without a key has its authentication switched off.
     if not str(launch.get("secret", "")).strip():
         refuse(f"the launch file {path} has no secret")
@@ -65,6 +67,8 @@ def main(argv: list[str]) -> NoReturn:
     env |= launch["env"]
     env[launch["secret_env"]] = launch["secret"]
     command = [str(word) for word in launch["argv"]]
+    # What a killed engine has left: no server listens on a path that exists.
+    Path(launch["socket"]).unlink(missing_ok=True)
     sys.stderr.write(f"mmadmin: starting {' '.join(command)}\n")
     sys.stderr.flush()
     try:

@@ -1,16 +1,22 @@
 """What a process holds together with its descendants.
 
-An engine may leave the work to worker processes: then they hold the GPU memory and the port, not
+An engine may leave the work to worker processes: then they hold the GPU memory and the socket, not
 the process that the supervisor started. So an engine is always looked at as a tree.
 """
 
 from __future__ import annotations
 
+import socket
+import struct
 from collections.abc import Iterator
 
 import psutil
 
 from mmadmin.core.process_identity import ProcessIdentity
+
+CONNECT_S = 5.0
+_UCRED = struct.Struct("3i")
+"""pid, uid and gid of whoever called `listen`."""
 
 
 def members(pid: int) -> list[ProcessIdentity]:
@@ -32,9 +38,22 @@ def own_memory_bytes(pid: int) -> int:
     return sum(max(int(one.rss) - int(one.shared), 0) for one in _memory(pid))
 
 
-def listens(pid: int, port: int) -> bool:
-    """True when a process or one of its descendants listens on a TCP port."""
-    return any(_listens(one, port) for one in _processes(pid))
+def listener(path: str) -> int | None:
+    """The pid of the process that listens on a Unix socket; None = nobody does."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+        client.settimeout(CONNECT_S)
+        try:
+            client.connect(path)
+        except OSError:
+            return None
+        credentials = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+    return int(_UCRED.unpack(credentials)[0])
+
+
+def listens(pid: int, path: str) -> bool:
+    """True when a process or one of its descendants listens on a Unix socket."""
+    found = listener(path)
+    return found is not None and any(one.pid == found for one in _processes(pid))
 
 
 def _processes(pid: int) -> Iterator[psutil.Process]:
@@ -53,15 +72,3 @@ def _memory(pid: int) -> Iterator[psutil._ntuples.pmem]:
             yield one.memory_info()
         except psutil.NoSuchProcess:
             continue
-
-
-def _listens(process: psutil.Process, port: int) -> bool:
-    try:
-        connections = process.net_connections(kind="tcp")
-    except psutil.NoSuchProcess:
-        return False
-    return any(
-        connection.status == psutil.CONN_LISTEN and connection.laddr.port == port
-        for connection in connections
-        if connection.laddr
-    )

@@ -1,10 +1,10 @@
 """Proof that a started engine is what it should be, before anything is routed to it.
 
-A healthy answer on the right port is not a proof: it may come from an older engine, or from one
-whose authentication is off. So the engine's processes must own the listening socket, a wrong secret
-must be refused, the right one must show the planned alias, model file and context, and a tiny
-completion must come back with text. What the kind of engine cannot tell is not asked. An engine
-whose process ends fails at once, with the last lines of its log.
+A healthy answer is not a proof: it may come from another engine, or from one whose authentication
+is off. So the engine's processes must own the listening socket, a wrong secret must be refused, the
+right one must show the planned alias, model file and context, and a tiny completion must come back
+with text. What the kind of engine cannot tell is not asked. An engine whose process ends fails at
+once, with the last lines of its log.
 """
 
 from __future__ import annotations
@@ -26,17 +26,15 @@ from mmadmin.core.home import Home
 from mmadmin.core.process_identity import ProcessIdentity
 from mmadmin.host import process_tree
 from mmadmin.host.engine_client import OK, EngineClient, Unanswered
-from mmadmin.host.engine_process import failed_probe, is_listened_on, port_owner
+from mmadmin.host.engine_process import failed_probe
 from mmadmin.host.supervisor import ProgramStatus, Supervisor
 
 POLL_S = 0.02
 """Between two questions about its health: each costs a millisecond, a late one delays clients."""
 LOOK_S = 0.2
-"""Between two looks at its process and port while it loads; these cost ten times as much."""
+"""Between two looks at its process while it loads; these cost ten times as much."""
 COMPLETION_S = 60.0
 """How long the tiny completion may take; busy processors are slow, dead ones are silent."""
-UNSEEN_LOOKS = 20
-"""How many looks in a row an owner of the port may stay unseen before it counts as a stranger."""
 SIGNALS: Mapping[str, str] = {
     "SIGILL": "the program uses instructions that this CPU does not have",
     "SIGKILL": "killed from outside, often by the kernel for lack of memory",
@@ -91,7 +89,7 @@ def wait_ready(
             check()
             state = _state(client, launch)
             if state is None or time.monotonic() >= look_at:
-                watch.look(launch)
+                watch.look()
                 look_at = time.monotonic() + LOOK_S
             if state is None:
                 break
@@ -135,34 +133,12 @@ class _Watch:
         self._uid = uid
         self._supervisor = Supervisor(home)
         self.process: ProcessIdentity | None = None
-        self._unseen = 0
 
-    def look(self, launch: LaunchSpec) -> None:
-        """Fail when the process has ended, or when another one listens on its port."""
+    def look(self) -> None:
+        """Fail when the process has ended."""
         found = self._supervisor.program(self._uid)
         if found is None:
             raise self.failed("process", "the supervisor does not know it")
-        process = self._check_process(found)
-        if process is None or not is_listened_on(launch.port):
-            self._unseen = 0
-            return
-        if process_tree.listens(process.pid, launch.port):
-            return
-        owner = port_owner(launch.port, launch.host)
-        if owner is not None and owner.pid == 0:
-            self._unseen += 1
-        else:
-            self._unseen = 0
-        ours = {one.pid for one in process_tree.members(process.pid)}
-        stranger = owner is not None and owner.pid not in {0, *ours}
-        if owner is not None and (stranger or self._unseen > UNSEEN_LOOKS):
-            raise self.failed(
-                "identity",
-                f"port {launch.port} belongs to {owner.name} (pid {owner.pid}), not to the engine",
-            )
-
-    def _check_process(self, found: ProgramStatus) -> ProcessIdentity | None:
-        """The engine's process, the same at each look; None when it has ended just now."""
         if found.pid is None or found.state not in ("STARTING", "RUNNING"):
             raise self.failed("process", f"it ended{self._how(found)} while it was loading")
         if self.process is None:
@@ -171,7 +147,6 @@ class _Watch:
             raise self.failed(
                 "process", f"it ended{self._how(found)} while it was loading and was started again"
             )
-        return self.process
 
     def _how(self, found: ProgramStatus) -> str:
         """With which exit code or signal, and what that usually means."""
@@ -182,13 +157,10 @@ class _Watch:
         return f" with exit code {found.exit_status}" if found.exit_status else ""
 
     def owner(self, launch: LaunchSpec) -> ProcessIdentity | None:
-        """The engine's process, if it listens on its port and is still the same one."""
+        """The engine's process, if its tree listens on the socket and it is still the same one."""
         found = self.process
-        return (
-            found
-            if found and process_tree.listens(found.pid, launch.port) and found.alive
-            else None
-        )
+        owns = found and process_tree.listens(found.pid, launch.socket) and found.alive
+        return found if owns else None
 
     def failed(self, probe: str, message: str) -> ProbeFailed:
         """The failure, with the log's last lines."""
@@ -198,7 +170,7 @@ class _Watch:
 def _prove(client: EngineClient, launch: LaunchSpec, watch: _Watch, after_s: float) -> Ready:
     """Ask the questions that only the right engine answers rightly."""
     if watch.owner(launch) is None:
-        raise watch.failed("identity", f"its process does not own port {launch.port}")
+        raise watch.failed("identity", "its process does not own its socket")
     try:
         _check_secret(client, launch, watch)
         model_file = _check_identity(client, launch, watch)
@@ -209,7 +181,7 @@ def _prove(client: EngineClient, launch: LaunchSpec, watch: _Watch, after_s: flo
     except Unreachable as error:
         raise watch.failed("completion", error.message) from error
     if (process := watch.owner(launch)) is None:
-        raise watch.failed("identity", f"its process no longer owns port {launch.port}")
+        raise watch.failed("identity", "its process no longer owns its socket")
     return Ready(
         process=process,
         ready_after_ms=int(after_s * 1000),

@@ -380,7 +380,7 @@ def test_an_engine_that_has_proved_itself_runs(
 ) -> None:
     """The supervisor calls it "starting" for a while yet; with another process it is believed."""
     made = served.live.replicas.create(
-        uid="tiny.2.abc", host=served.host, port=1, pid=123, state=ReplicaState.READY
+        uid="tiny.2.abc", host=served.host, pid=123, state=ReplicaState.READY
     )
     log = Path("x.log")
     running = [
@@ -510,11 +510,9 @@ def test_logs_are_those_of_the_live_one(served: Deployment, tmp_path: Path) -> N
     """An engine on trial does not hide the live one's; by its uid it has its own."""
     live, other = (served.generations.get(number=number) for number in (2, 1))
     trial = Trial.objects.create(deployment=served, generation=other, host=served.host)
-    for generation, port, of in ((live, 21000, None), (other, 21001, trial)):
+    for generation, of in ((live, None), (other, trial)):
         uid = f"tiny.{generation.number}"
-        Replica.objects.create(
-            uid=uid, generation=generation, host=served.host, port=port, trial=of
-        )
+        Replica.objects.create(uid=uid, generation=generation, host=served.host, trial=of)
         log = tmp_path / "logs" / "engines" / f"{uid}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
         log.write_text(f"engine of {uid}\n")

@@ -130,7 +130,7 @@ def test_a_port_that_is_none_is_refused_before_it_is_remembered(
 def test_one_port_is_not_for_two() -> None:
     """Said before anything is started."""
     with pytest.raises(InvalidInput, match="a port each"):
-        check_distinct(Ports(panel=8000, gate=8000, metrics=8001, engines_from=9000))
+        check_distinct(Ports(panel=8000, gate=8000, metrics=8001))
 
 
 def test_a_home_that_cannot_be_is_refused_in_words(
@@ -219,7 +219,7 @@ def test_wrong_values_are_refused_by_name(
 
 def test_clients_are_told_the_gates_origin(clean_env: pytest.MonkeyPatch) -> None:
     """What is printed for clients is where clients find the gate; our own questions go directly."""
-    ports = Ports(panel=8000, gate=20000, metrics=20001, engines_from=21000)
+    ports = Ports(panel=8000, gate=20000, metrics=20001)
     assert installation.public_gate_url(ports) == "http://127.0.0.1:20000"
     clean_env.setenv("MM_GATE_ORIGIN", "https://api.example.org")
     assert installation.public_gate_url(ports) == "https://api.example.org"

@@ -19,7 +19,7 @@ from mmadmin.core.home import Home, Ports
 from mmadmin.core.variables import PYTHON_SERVICES, REMEMBERED
 
 MM = [sys.executable, "-c", "from mmadmin.cli.entry import main; main()"]
-PORTS = Ports(panel=8000, gate=20000, metrics=20001, engines_from=21000)
+PORTS = Ports(panel=8000, gate=20000, metrics=20001)
 TOKEN = "hf_canary_4711"
 
 
@@ -39,6 +39,13 @@ def mm(*words: str, code: int = 0) -> str:
     done = CliRunner().invoke(app, list(words))
     assert (done.exit_code != 0) == bool(code), done.output
     return str(done.exception) if code else done.stdout
+
+
+def test_a_setting_of_an_earlier_version_is_left_out(home: Home) -> None:
+    """Engines had ports once: the line is no problem, and is gone when settings are written."""
+    settings_file(home).write_text("MM_ENGINE_PORTS_FROM=21000\nMM_JOBS=7\n")
+    kept = read_settings(home)
+    assert (dict(kept.values), kept.problems) == ({"MM_JOBS": "7"}, ())
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """The codec of snapshots and usage events."""
 
 import json
+import time
 from dataclasses import replace
 
 import pytest
@@ -27,7 +28,7 @@ _ROUTE = Route(
     mode="hold",
     generation=3,
     generation_uid="smollm2/3",
-    replicas=(ReplicaRoute(uid="r1", url="http://127.0.0.1:21000", slots=4),),
+    replicas=(ReplicaRoute(uid="r1", socket="/run/a/engine.sock", slots=4),),
     hold_until=1_800_000_000,
     created=1_700_000_000,
     context_per_slot=2048,
@@ -39,7 +40,7 @@ _TRIAL = Route(
     mode="open",
     generation=4,
     generation_uid="smollm2/4",
-    replicas=(ReplicaRoute(uid="r2", url="http://127.0.0.1:21001", slots=1),),
+    replicas=(ReplicaRoute(uid="r2", socket="/run/b/engine.sock", slots=1),),
     trial=True,
 )
 _KEY = KeyRecord(
@@ -53,6 +54,16 @@ _SNAPSHOT = Snapshot(
 def test_a_snapshot_survives_the_round_trip() -> None:
     """What is published is what the gate serves from."""
     assert snapshot_from_json(snapshot_to_json(_SNAPSHOT)) == _SNAPSHOT
+
+
+def test_engines_of_an_earlier_version_are_held() -> None:
+    """A snapshot on disk whose engines listen on TCP ports: their requests wait for new ones."""
+    data = json.loads(snapshot_to_json(_SNAPSHOT))
+    old = {"uid": "r1", "url": "http://127.0.0.1:21000", "slots": 4}
+    data["routes"]["smollm2-135m"] |= {"mode": "open", "hold_until": 0, "replicas": [old]}
+    route = snapshot_from_json(json.dumps(data)).routes["smollm2-135m"]
+    assert (route.mode, route.replicas, route.is_served) == ("hold", (), True)
+    assert route.hold_until > time.time()
 
 
 def test_a_newer_panel_may_add_fields() -> None:

@@ -312,18 +312,14 @@ class ToyMachine:
     def launch(self, generation: Generation, seat: Seat) -> LaunchSpec:
         return LaunchSpec(
             engine_kind="llama-server",
-            argv=["engine", generation.uid, str(seat.port)],
+            argv=["engine", generation.uid, seat.socket],
             env=seat.gpu_environment,
             secret_env="KEY",
             expect=Expectation("smol-chat", slots=1, context_per_slot=2048),
             questions=QUESTIONS,
             load_deadline_s=30,
-            host=seat.host,
-            port=seat.port,
+            socket=seat.socket,
         )
-
-    def port_is_free(self, port: int) -> bool:
-        return port not in told("taken", [])
 
     def start(self, replica: Replica, launch: LaunchSpec) -> None:
         if replica.generation.uid in told("start-fails", []):

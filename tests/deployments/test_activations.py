@@ -58,7 +58,7 @@ def test_the_first_generation_goes_live(people: People, gate: Gate) -> None:
     assert (activation.state, activation.mode, activation.error) == ("succeeded", "overlap", None)
     assert (live(), states(), running()) == (1, ["live"], ["smol/1"])
     replica = Replica.objects.get()
-    assert (replica.state, replica.port, replica.slots) == ("ready", 21000, 1)
+    assert (replica.state, replica.slots) == ("ready", 1)
     assert Generation.objects.get().report("probe_report") == {"ok": True, "whole": True}
     until(lambda: gate.routes and gate.routes[-1] == ("open", 1, 1))
 
@@ -504,17 +504,6 @@ def test_one_activation_a_deployment(people: People) -> None:
         actions.activate(people.bob, "smol", 2)
 
 
-def test_a_taken_port_is_passed_over(people: People) -> None:
-    """Neither another deployment's port nor one that a stranger listens on is used."""
-    built(people)
-    go(people, 1)
-    machines.tell("taken", [21001])
-    built(people, name="other", public_name="other")
-    activation = actions.activate(people.bob, "other", 1)
-    tasks.run_activation(activation.pk)
-    assert sorted(Replica.objects.values_list("port", flat=True)) == [21000, 21002]
-
-
 def test_an_incomplete_closure_is_refused(people: People, gate: Gate) -> None:
     """A failed preflight starts nothing and touches nothing."""
     built(people)
@@ -674,7 +663,7 @@ def test_the_watch_ends_engines_that_nobody_wants(people: People) -> None:
     go(people, 1)
     other = built(people, 4096)
     leftover = Replica.objects.create(
-        uid="leftover", generation=other, host=generation.deployment.host, port=29999
+        uid="leftover", generation=other, host=generation.deployment.host
     )
     with machines.ToyMachine().engines() as engines:
         engines["leftover"] = "smol/2"

@@ -80,9 +80,7 @@ def world(people: People) -> World:
     live = deployment.generations.get(number=2)
     Deployment.objects.update(live=live)
     report(live, command=["engine", "--port", "0"])
-    Replica.objects.create(
-        uid="smol-2-a", generation=live, host=deployment.host, port=21000, state="ready"
-    )
+    Replica.objects.create(uid="smol-2-a", generation=live, host=deployment.host, state="ready")
     ended = Activation.objects.create(
         deployment=deployment,
         target=live,

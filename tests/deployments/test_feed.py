@@ -27,7 +27,6 @@ from mmadmin.core.snapshot import (
 )
 from tests.deployments.conftest import People
 from tests.deployments.processes import PATIENCE_S
-from tests.deployments.specs import spec
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
@@ -59,9 +58,7 @@ def serving(people: People, host: Host) -> Deployment:
     generation = Generation.objects.create(
         deployment=deployment, number=3, author=people.bob, spec_toml="", state="live"
     )
-    Replica.objects.create(
-        uid="u1", generation=generation, host=host, port=21007, state="ready", slots=2
-    )
+    Replica.objects.create(uid="u1", generation=generation, host=host, state="ready", slots=2)
     deployment.live = generation
     deployment.save()
     return deployment
@@ -104,7 +101,7 @@ def test_no_key_text_anywhere(people: People, broker, settings) -> None:
     assert text not in json.dumps(list(ClientKey.objects.values()), default=str)
 
 
-def test_routes(people: People, host: Host, broker) -> None:
+def test_routes(people: People, host: Host, broker, settings) -> None:
     """Open with the live generation's engines, hold while a swap lasts, else closed."""
     deployment = serving(people, host)
     Deployment.objects.create(name="idle", public_name="idle", host=host)
@@ -113,9 +110,8 @@ def test_routes(people: People, host: Host, broker) -> None:
     assert set(routes) == {"smol-chat", "idle"}
     route = routes["smol-chat"]
     assert (route.mode, route.generation, route.generation_uid) == ("open", 3, "smol/3")
-    assert [(r.uid, r.url, r.slots) for r in route.replicas] == [
-        ("u1", "http://127.0.0.1:21007", 2)
-    ]
+    socket = str(settings.HOME.engine_socket("u1"))
+    assert [(r.uid, r.socket, r.slots) for r in route.replicas] == [("u1", socket, 2)]
     assert (routes["idle"].mode, routes["idle"].generation) == ("closed", None)
     deployment.hold_until = timezone.now() + timedelta(seconds=60)
     deployment.save()
@@ -130,21 +126,19 @@ def test_routes(people: People, host: Host, broker) -> None:
 
 
 @pytest.mark.parametrize(
-    ("launch", "spec_toml", "errors"),
+    ("launch", "errors"),
     [
-        ({"engine_kind": "llama-server"}, "", QUESTIONS.error_patterns),
-        ({"argv": ["llama-server"], "env": {}}, spec(), QUESTIONS.error_patterns),
-        ({"argv": ["llama-server"], "env": {}}, "damaged", ErrorPatterns()),
-        ({"engine_kind": "removed"}, spec(), ErrorPatterns()),
+        ({"engine_kind": "llama-server"}, QUESTIONS.error_patterns),
+        ({"engine_kind": "removed"}, ErrorPatterns()),
+        ({}, ErrorPatterns()),
     ],
 )
 @pytest.mark.usefixtures("broker")
 def test_the_gate_learns_how_the_engine_words_its_errors(
-    served: Deployment, settings, launch, spec_toml, errors
+    served: Deployment, settings, launch, errors
 ) -> None:
-    """By the launch's record, or by the deployment file for a record of version 0.1."""
+    """By the launch's record."""
     Replica.objects.update(launch=launch)
-    served.generations.update(spec_toml=spec_toml)
     feed.publish_snapshot()
     assert in_file(settings).routes["smol-chat"].errors == errors
 

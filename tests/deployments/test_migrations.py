@@ -139,6 +139,13 @@ def rows_of(apps: Any) -> dict[str, list[dict[str, Any]]]:
 
 
 MOVED = {"Browse", "Care", "HostTask", "GenerationReport"}
+STARTED_ANEW = {"Replica": {"port", "launch", "state"}, "Deployment": {"hold_until"}}
+"""An engine on a TCP port is to be started on a socket, and its requests wait for that."""
+
+
+def without(model: str, row: dict[str, Any]) -> dict[str, Any]:
+    """A row less what the move to sockets changes."""
+    return {name: value for name, value in row.items() if name not in STARTED_ANEW.get(model, ())}
 
 
 def test_an_installation_of_the_version_before_comes_up_whole(migrate: Any) -> None:
@@ -151,7 +158,7 @@ def test_an_installation_of_the_version_before_comes_up_whole(migrate: Any) -> N
     now = rows_of(migrate(newest))
     for model in before.keys() - MOVED:
         kept = [
-            {name: value for name, value in row.items() if name not in REPORTS}
+            {name: value for name, value in without(model, row).items() if name not in REPORTS}
             for row in before[model]
         ]
         assert [
@@ -171,7 +178,11 @@ def test_an_installation_of_the_version_before_comes_up_whole(migrate: Any) -> N
     assert tasks[2].params == {"repo": "owner/name", "revision": "v1", "options": {"context": 1}}
     assert (tasks[2].result, tasks[0].error) == ({"offers": []}, {"code": "not_found"})
     assert (tasks[3].fence, tasks[3].holder, tasks[3].progress_done) == (2, "m:1:2:b", 4)
-    assert Deployment.objects.get().keep_days == 9
+    deployment = Deployment.objects.get()
+    assert deployment.keep_days == 9
+    assert deployment.hold_until is not None
+    live = Replica.objects.get(uid="r")
+    assert (live.state, live.launch, live.pid) == ("starting", {"port": 21000}, 5)
 
 
 def test_and_back_again(migrate: Any) -> None:
@@ -186,7 +197,9 @@ def test_and_back_again(migrate: Any) -> None:
         order = (lambda row: row["created_at"]) if model in by_time else (lambda row: row["id"])
         kept = [sorted(rows[model], key=order) for rows in (before, after)] if before[model] else []
         for was, row in zip(*kept, strict=True) if kept else ():
-            assert {**row, "id": 0} == {**was, "id": 0}
+            assert without(model, {**row, "id": 0}) == without(model, {**was, "id": 0})
+            if model == "Replica" and was["state"] == "ready":
+                assert row["port"] == was["port"]
 
 
 def test_logins_and_tokens_survive_scopes(migrate: Any) -> None:

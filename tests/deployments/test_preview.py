@@ -48,7 +48,7 @@ def served(people: People, host: Host) -> Deployment:
     Generation.objects.filter(pk=second.pk).update(state="live")
     report(second, probe_report=LOADED)
     first.transitions.create(before="probing", after="live", actor=people.bob)
-    Replica.objects.create(uid="r", generation=second, host=host, port=9, state="ready")
+    Replica.objects.create(uid="r", generation=second, host=host, state="ready")
     Deployment.objects.update(live=second)
     Host.objects.update(facts=machines.FACTS.as_json(), seen_at=timezone.now())
     return Deployment.objects.get()
@@ -119,7 +119,7 @@ def test_trials_are_reckoned_with(people: People, served: Deployment) -> None:
         deployment=other.deployment, generation=other, host=host, phase="open", ends_at=until
     )
     engine = Replica.objects.create(
-        uid="t", generation=other, host=host, port=10, state="ready", trial=trial
+        uid="t", generation=other, host=host, state="ready", trial=trial
     )
     found = queries.preview(people.carol, "smol", 1).outcome
     assert (found.outlook, found.ends) == ("overlap", ("smol/2", "other/1"))

@@ -66,9 +66,7 @@ def fill(people: People, host: Host, deployments: int, generations: int) -> None
                 Transition.objects.create(
                     generation=parent, before="live", after="draining", at=later
                 )
-        Replica.objects.create(
-            uid=f"d{d}", generation=parent, host=host, port=21000 + d, state="ready"
-        )
+        Replica.objects.create(uid=f"d{d}", generation=parent, host=host, state="ready")
         Deployment.objects.filter(pk=deployment.pk).update(live=parent)
         ClientKey.objects.create(key_id=f"k{d}", owner=f"owner {d}", created_by=people.alice)
         AuditEvent.objects.create(actor=people.bob, verb="key.issue", subject=f"key:k{d}")
@@ -130,7 +128,7 @@ def test_the_overview(people: People, host: Host) -> None:
     assert first.live_since == START + timedelta(hours=3)
     assert first.state == "live"
     assert (first.tokens_per_s, second.tokens_per_s, first.ttft_ms) == (2.0, 4.0, 100)
-    assert [r.port for r in second.replicas] == [21001]
+    assert [r.uid for r in second.replicas] == ["d1"]
     assert queries.deployments_overview(people.carol, archived=True) == []
 
 

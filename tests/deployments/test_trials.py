@@ -344,7 +344,9 @@ def test_an_engine_that_is_not_right_is_not_taken_over(
         with machines.ToyMachine().engines() as now:
             del now[trial.replicas.get().uid]
     else:
-        trial.replicas.update(launch={"argv": ["before"], "env": {}})
+        replica = trial.replicas.get()
+        replica.launch["argv"] = ["before"]
+        replica.save()
     activation = go(people, 2)
     assert (activation.state, live(), running()) == ("succeeded", 2, ["smol/2"])
     trial.refresh_from_db()

@@ -97,25 +97,31 @@ def test_one_that_fell_soon_is_rolled_back(two: Deployment) -> None:
     assert not Alarm.objects.filter(cleared_at=None).exists()
 
 
-def test_an_engine_of_the_first_version_is_compared_with_its_record(two: Deployment) -> None:
-    """Whatever this version would launch: no alarm, no restart, and the record stays."""
-    record = {"argv": ["engine", "as", "0.1", "launched", "it"], "env": {}}
-    Replica.objects.update(launch=record)
-    machines.tell("runs", record["argv"])
-    for _ in range(2):
-        tasks.watch_engines()
-    assert not Alarm.objects.exists()
-    assert restarted() == 0
-    assert Replica.objects.get(state="ready").launch == record
-    machines.tell("runs", ["engine", "by", "hand"])
+def test_an_engine_on_a_tcp_port_is_started_anew_on_a_socket(two: Deployment) -> None:
+    """As version 0.1 left it and the upgrade noted: held, ended, started, proved, routed again."""
+    hold = timezone.now() + timedelta(minutes=20)
+    Replica.objects.update(launch={"argv": ["engine", "--port", "21000"], "port": 21000})
+    Replica.objects.filter(state="ready").update(state="starting")
+    Deployment.objects.update(hold_until=hold)
+    with machines.ToyMachine().engines() as running:
+        (uid,) = running
     tasks.watch_engines()
-    assert Alarm.objects.get().subject == "command"
+    replica = Replica.objects.get(uid=uid)
+    assert replica.launch["socket"].endswith("/engine.sock")
+    assert machines.done()[-2:] == [f"stop {uid}", f"start {uid}"]
+    assert feed.current_snapshot().routes["smol-chat"].mode == "hold"
+    tasks.watch_engines()
+    replica.refresh_from_db()
+    assert replica.state == "ready"
+    route = feed.current_snapshot().routes["smol-chat"]
+    assert (route.mode, route.replicas[0].socket) == ("open", replica.launch["socket"])
+    assert not Alarm.objects.filter(cleared_at=None).exists()
 
 
 def test_a_replica_keeps_the_launch_that_it_was_started_with(two: Deployment) -> None:
     """Its record is whole, and what this version would launch now does not change it."""
     replica = Replica.objects.get(state="ready")
-    assert replica.launch["argv"] == ["engine", "smol/2", str(replica.port)]
+    assert replica.launch["argv"] == ["engine", "smol/2", replica.launch["socket"]]
     assert replica.launch["expect"]["context_per_slot"] == replica.context_per_slot == 2048
     Replica.objects.update(launch=replica.launch | {"argv": ["engine", "before"]})
     machines.tell("runs", ["engine", "before"])

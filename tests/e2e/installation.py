@@ -30,8 +30,6 @@ ROOT = Path(__file__).resolve().parents[2]
 CATALOG = ROOT / "deployments" / "catalog"
 MM = [sys.executable, "-c", "from mmadmin.cli.entry import main; main()"]
 PATIENCE_S = 180.0
-ENGINE_PORTS = 16
-"""How many ports an installation gets for its engines."""
 
 
 def wait_for(what: str, look: Callable[[], Any], *, patience_s: float = PATIENCE_S) -> Any:
@@ -166,7 +164,7 @@ def installation(
 
     `more` are further variables of its environment.
     """
-    panel, gate, metrics, engines, *_ = free_ports(3 + ENGINE_PORTS)
+    panel, gate, metrics = free_ports(3)
     hidden = ("MM_", "DJANGO_", "DATABASE_URL", "REDIS_URL", "PUBLIC_ORIGIN", "PYTEST_")
     env = {k: v for k, v in os.environ.items() if not k.startswith(hidden)}
     env |= {
@@ -174,7 +172,6 @@ def installation(
         "MM_PANEL_PORT": str(panel),
         "MM_GATE_PORT": str(gate),
         "MM_METRICS_PORT": str(metrics),
-        "MM_ENGINE_PORTS_FROM": str(engines),
         **(more or {}),
     }
     made = Installation(Home(folder), env)

@@ -236,7 +236,7 @@ class Cluster:
         self.workers = int(env.get("MM_GATE_WORKERS", "1"))
         self.key: NewKey = new_key(PEPPER.encode())
         self.record = record_of(self.key)
-        self.route = route_to(engine.url, slots=64)
+        self.route = route_to(engine.socket, slots=64)
         self.version = 0
 
     async def publish(self, *, keys: Sequence[KeyRecord] = (), routes: Sequence[Route] = ()) -> int:

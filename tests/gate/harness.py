@@ -33,7 +33,7 @@ def record_of(key: NewKey) -> KeyRecord:
     return KeyRecord(key_id=key.key_id, digest=key.digest, state="active")
 
 
-def route_to(url: str, *, slots: int) -> Route:
+def route_to(socket_path: str, *, slots: int) -> Route:
     """The usual deployment: generation 3 of `small`, one replica."""
     return Route(
         deployment="small",
@@ -41,7 +41,7 @@ def route_to(url: str, *, slots: int) -> Route:
         mode="open",
         generation=3,
         generation_uid="small/3",
-        replicas=(ReplicaRoute(uid="small-3-0", url=url, slots=slots),),
+        replicas=(ReplicaRoute(uid="small-3-0", socket=socket_path, slots=slots),),
         created=1_700_000_000,
         context_per_slot=2048,
         errors=QUESTIONS.error_patterns,
@@ -83,7 +83,7 @@ class Harness:
         self.directory = ListDirectory()
         self.key: NewKey = new_key(PEPPER)
         self.record = record_of(self.key)
-        self.route = route_to(engine.url, slots=4)
+        self.route = route_to(engine.socket, slots=4)
         self.settings = GateSettings(
             home=Home(home), pepper=PEPPER, engine_master=MASTER, access_log=False
         )

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
-import struct
+import shutil
+import tempfile
+import weakref
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-
-from tests.support.ports import free_port
+from pathlib import Path
 
 
 @dataclass
@@ -61,9 +61,7 @@ class Call:
         await self.write(body)
 
     def reset(self) -> None:
-        """Close with RST, as a killed process with unread data does."""
-        sock = self.writer.get_extra_info("socket")
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        """Close at once, without what is still to be written, as a killed process does."""
         self.writer.transport.abort()
 
     def close(self) -> None:
@@ -75,7 +73,7 @@ Script = Callable[[Call], Awaitable[None]]
 
 
 class StubEngine:
-    """Listens on a port of its own; `script` answers each call."""
+    """Listens on a socket of its own; `script` answers each call."""
 
     def __init__(self) -> None:
         self.script: Script = chat_answer
@@ -84,17 +82,13 @@ class StubEngine:
         self.connections = 0
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task] = set()
-        self.port = 0
+        folder = tempfile.mkdtemp(prefix="mm-stub-")
+        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        self.socket = str(Path(folder) / "engine.sock")
 
-    @property
-    def url(self) -> str:
-        """Its address."""
-        return f"http://127.0.0.1:{self.port}"
-
-    async def start(self, port: int = 0) -> None:
-        """Listen; on a port that stays its own while it does not."""
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", port or free_port())
-        self.port = self._server.sockets[0].getsockname()[1]
+    async def start(self) -> None:
+        """Listen."""
+        self._server = await asyncio.start_unix_server(self._serve, self.socket)
 
     async def stop(self) -> None:
         """Stop listening and end what runs."""
@@ -133,6 +127,9 @@ class StubEngine:
         watch = asyncio.create_task(self._watch(call))
         try:
             await self.script(call)
+        except ConnectionError:  # a write met the closed connection before the watch did
+            self._note_gone(call)
+            raise
         finally:
             watch.cancel()
             await asyncio.gather(watch, return_exceptions=True)
@@ -144,6 +141,9 @@ class StubEngine:
             if call.reader.at_eof() or call.reader.exception() is not None:
                 break
             await asyncio.sleep(0.005)
+        self._note_gone(call)
+
+    def _note_gone(self, call: Call) -> None:
         call.gone_at = asyncio.get_running_loop().time()
         call.gone.set()
 

@@ -6,8 +6,10 @@ import asyncio
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, replace
@@ -24,7 +26,6 @@ from mmadmin.core.snapshot import ReplicaRoute
 from tests.gate.harness import MASTER, MODEL, Harness
 from tests.gate.raw import RawClient, ask
 from tests.gate.stub import StubEngine
-from tests.support.ports import free_port
 
 pytestmark = pytest.mark.engine
 START_S = 300
@@ -62,18 +63,23 @@ STRICT_TEMPLATE = """
 class Server:
     """A running llama-server."""
 
-    url: str
+    socket: str
     process: subprocess.Popen
+
+    def get(self, path: str) -> httpx2.Response:
+        """An answer of its own."""
+        transport = httpx2.HTTPTransport(uds=self.socket)
+        with httpx2.Client(transport=transport, timeout=300) as client:
+            headers = {"Authorization": f"Bearer {SECRET}"}
+            return client.get(f"http://localhost{path}", headers=headers)
 
     def slots(self) -> list[dict]:
         """The engine's own view of its slots."""
-        headers = {"Authorization": f"Bearer {SECRET}"}
-        return httpx2.get(f"{self.url}/slots", headers=headers, timeout=300).json()
+        return self.get("/slots").json()
 
     def tokens_written(self) -> int:
         """Tokens that it has generated since its start."""
-        headers = {"Authorization": f"Bearer {SECRET}"}
-        text = httpx2.get(f"{self.url}/metrics", headers=headers, timeout=300).text
+        text = self.get("/metrics").text
         name = "llamacpp:tokens_predicted_total "
         (line,) = (line for line in text.splitlines() if line.startswith(name))
         return int(float(line.removeprefix(name)))
@@ -87,28 +93,29 @@ class Server:
 @contextlib.contextmanager
 def launched(engine_store, *more: str) -> Iterator[Server]:
     """A running engine; ended with the block, however that ends."""
-    port = free_port()
+    folder = tempfile.mkdtemp(prefix="mm-engine-")
+    path = f"{folder}/engine.sock"
     process = subprocess.Popen(
-        [engine_store.server, "--model", engine_store.model, "--host", "127.0.0.1",
-         "--port", str(port), "--alias", MODEL, "--ctx-size", "4096", "--parallel", "2",
+        [engine_store.server, "--model", engine_store.model, "--host", path, "--alias", MODEL, "--ctx-size", "4096", "--parallel", "2",
          "--slots", "--metrics", "--jinja", "--threads", "2", *more],
         env={**os.environ, "LLAMA_API_KEY": SECRET},
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
-    url = f"http://127.0.0.1:{port}"
+    running = Server(path, process)
     try:
         deadline = time.monotonic() + START_S
         while True:
             with contextlib.suppress(httpx2.HTTPError):
-                if httpx2.get(f"{url}/health", timeout=300).status_code == 200:
+                if running.get("/health").status_code == 200:
                     break
             assert process.poll() is None, "the engine ended at its start"
             assert time.monotonic() < deadline
             time.sleep(0.1)
-        yield Server(url, process)
+        yield running
     finally:
         process.kill()
         process.wait()
+        shutil.rmtree(folder)
 
 
 @pytest.fixture(scope="module")
@@ -148,7 +155,7 @@ def embedding_server(engine_store) -> Iterator[Server]:
 async def opened(tmp_path, server: Server) -> AsyncIterator[Harness]:
     """A gate in front of a real engine."""
     harness = Harness(tmp_path, StubEngine())
-    replicas = (ReplicaRoute(uid="small-3-0", url=server.url, slots=2),)
+    replicas = (ReplicaRoute(uid="small-3-0", socket=server.socket, slots=2),)
     harness.route = replace(harness.route, replicas=replicas, context_per_slot=2048)
     async with harness.open():
         yield harness

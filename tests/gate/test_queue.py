@@ -259,7 +259,7 @@ async def test_a_hold_keeps_requests_for_the_next_generation(harness: Harness, e
                 public_name="called otherwise from now on",
                 generation=4,
                 generation_uid="small/4",
-                replicas=(ReplicaRoute(uid="small-4-0", url=engine.url, slots=2),),
+                replicas=(ReplicaRoute(uid="small-4-0", socket=engine.socket, slots=2),),
             ),
         )
     )
@@ -282,7 +282,6 @@ async def test_a_hold_is_for_every_endpoint(harness: Harness, engine) -> None:
 
 async def test_a_hold_that_comes_between_is_kept(harness: Harness, engine) -> None:
     """A request that was let in when the engine had just gone waits for the next one."""
-    port = engine.port
     await engine.stop()
     request = asyncio.create_task(ask(harness.port, CHAT, BODY, key=harness.key.text))
     await harness.until(lambda: harness.gate.traffic.queues["small"].running == 1)
@@ -290,7 +289,7 @@ async def test_a_hold_that_comes_between_is_kept(harness: Harness, engine) -> No
     harness.publish(routes=(held,))
     await asyncio.sleep(1.0)
     assert not request.done()
-    await engine.start(port)
+    await engine.start()
     await asyncio.sleep(0.4)
     assert engine.calls == [], "nothing goes to a held generation"
     harness.publish(routes=(replace(harness.route, generation=4, generation_uid="small/4"),))
@@ -360,8 +359,8 @@ async def test_the_replica_with_room_is_chosen_and_a_dead_one_is_passed_over(
     second = type(engine)()
     await second.start()
     replicas = (
-        ReplicaRoute(uid="a", url=engine.url, slots=2),
-        ReplicaRoute(uid="b", url=second.url, slots=2),
+        ReplicaRoute(uid="a", socket=engine.socket, slots=2),
+        ReplicaRoute(uid="b", socket=second.socket, slots=2),
     )
     harness.publish(routes=(replace(harness.route, replicas=replicas),))
     held = Held(engine)

@@ -48,7 +48,7 @@ def trial_route(harness: Harness, engine: StubEngine, *, slots: int = 1) -> Rout
         public_name=TRIAL,
         generation=4,
         generation_uid=TRIAL,
-        replicas=(ReplicaRoute(uid="small-4-t", url=engine.url, slots=slots),),
+        replicas=(ReplicaRoute(uid="small-4-t", socket=engine.socket, slots=slots),),
         trial=True,
     )
 

@@ -1,6 +1,6 @@
 """A tiny engine that speaks just enough of llama-server, and fails in the ways that tests need.
 
-`python stub_engine.py PORT JSON`: the JSON says alias, model path, context, slots and the fault.
+`python stub_engine.py SOCKET JSON`: the JSON says alias, model path, context, slots and the fault.
 The secret comes from LLAMA_API_KEY, as for the real one.
 """
 
@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
+import socketserver
 import subprocess
 import sys
 import time
@@ -138,6 +140,16 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
 
+class Server(ThreadingHTTPServer):
+    """HTTP on a Unix socket."""
+
+    address_family = socket.AF_UNIX
+
+    def server_bind(self) -> None:
+        """Bind to the path; there is no host name to look up."""
+        socketserver.TCPServer.server_bind(self)
+
+
 def wait_for(path: str) -> None:
     """Return once the file is there."""
     while not Path(path).exists():
@@ -152,7 +164,7 @@ def say(line: str) -> None:
 
 def main() -> None:
     """Serve until told to stop; some plans do not listen to that."""
-    port, plan = int(sys.argv[1]), json.loads(sys.argv[2])
+    path, plan = sys.argv[1], json.loads(sys.argv[2])
     if plan.get("deaf"):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if plan.get("child"):
@@ -169,7 +181,7 @@ def main() -> None:
         sys.exit(plan["exit"])
     Handler.plan = plan
     Handler.secret = os.environ["LLAMA_API_KEY"]
-    server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+    server = Server(path, Handler)
     say("listening")
     server.serve_forever()
 

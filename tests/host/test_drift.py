@@ -14,9 +14,9 @@ from mmadmin.core.engines.protocol import System
 from mmadmin.core.store import Store
 from mmadmin.host import engine_process
 from mmadmin.host.drift import differing, drift
-from tests.host.test_engine_process import SECRET, home, port, stub, uid
+from tests.host.test_engine_process import SECRET, home, path, stub, uid
 
-__all__ = ["home", "port", "uid"]
+__all__ = ["home", "path", "uid"]
 
 
 @pytest.fixture
@@ -45,9 +45,9 @@ def system(store) -> System:
 
 
 @pytest.fixture
-def look(home, uid, port, system, store):
+def look(home, uid, path, system, store):
     """Start the stub, then look at it under some changes."""
-    made = stub(port)
+    made = stub(path)
     engine_process.start(home, uid, made, SECRET)
 
     def found(launch=made, secret=SECRET) -> list[tuple[str, str]]:
@@ -84,21 +84,23 @@ def test_another_command_is_told(look):
 @pytest.mark.parametrize(
     ("runs", "message"),
     [
-        ("engine --port 1 --jinja --temp 0.5", ""),
-        ("engine --port 1 --jinja --temp 1.9", "--temp is 1.9, planned was 0.5"),
-        ("engine --port 1 --temp 0.5", "--jinja is missing"),
-        ("engine --port 1 --jinja --temp 0.5 --swa-full", "--swa-full was not planned"),
-        ("engine --port 1 --jinja on --temp 0.5", "--jinja is on, planned was without a value"),
+        ("engine --host /s --jinja --temp 0.5", ""),
+        ("engine --host /s --jinja --temp 1.9", "--temp is 1.9, planned was 0.5"),
+        ("engine --host /s --temp 0.5", "--jinja is missing"),
+        ("engine --host /s --jinja --temp 0.5 --swa-full", "--swa-full was not planned"),
+        ("engine --host /s --jinja on --temp 0.5", "--jinja is on, planned was without a value"),
         (
-            "other --port 1 --jinja --temp",
+            "other --host /s --jinja --temp",
             "the program is other, planned was engine, --temp is without a value, planned was 0.5",
         ),
-        ("engine --jinja --port 1 --temp 0.5", "it has the planned options in another order"),
+        ("engine --jinja --host /s --temp 0.5", "it has the planned options in another order"),
     ],
 )
 def test_a_command_differs_option_by_option(runs, message):
     """Each by its name, with what it is and what was planned."""
-    assert differing(runs.split(), ["engine", "--port", "1", "--jinja", "--temp", "0.5"]) == message
+    assert (
+        differing(runs.split(), ["engine", "--host", "/s", "--jinja", "--temp", "0.5"]) == message
+    )
 
 
 def test_another_secret_or_environment_is_told_without_the_secret(look):
@@ -132,10 +134,10 @@ def test_files_under_a_live_engine_are_watched(look, system):
     assert found()[0][1].endswith("m.gguf was deleted")
 
 
-def test_an_engine_that_is_down_is_told(look, home, uid, port):
+def test_an_engine_that_is_down_is_told(look, home, uid):
     """It should run and does not."""
     _made, found = look
-    engine_process.stop(home, uid, port=port)
+    engine_process.stop(home, uid)
     assert found() == [("process", f"{uid} should run and does not")]
 
 

@@ -26,7 +26,6 @@ from mmadmin.core.engines.llama_server.questions import QUESTIONS
 from mmadmin.core.engines.protocol import Expectation, LaunchSpec
 from mmadmin.core.errors import (
     Cancelled,
-    Conflict,
     InvalidInput,
     InvalidSpec,
     ProbeFailed,
@@ -34,11 +33,10 @@ from mmadmin.core.errors import (
 )
 from mmadmin.core.home import Home
 from mmadmin.core.process_identity import ProcessIdentity
-from mmadmin.host import engine_process, launch
+from mmadmin.host import engine_process, launch, process_tree
 from mmadmin.host.readiness import is_loading, wait_ready
 from mmadmin.host.supervisor import ProgramSpec, Supervisor, program_section
 from mmadmin.host.termination import end_processes
-from tests.support.ports import free_port, free_ports
 
 PATIENCE_S = 60
 STUB = Path(__file__).with_name("stub_engine.py")
@@ -57,12 +55,6 @@ def home(tmp_path_factory):
 
 
 @pytest.fixture
-def port():
-    """A port that nobody else is given."""
-    return free_port()
-
-
-@pytest.fixture
 def uid(home, request):
     """A replica's uid; its engine is gone when the test ends."""
     name = f"r-{abs(hash(request.node.name)) % 10**10}"
@@ -71,18 +63,24 @@ def uid(home, request):
         engine_process.stop(home, name, term_s=1)
 
 
-def stub(port: int, **plan) -> LaunchSpec:
+@pytest.fixture
+def path(home, uid):
+    """The socket of the test's engine."""
+    return str(home.engine_socket(uid))
+
+
+def stub(path: str, **plan) -> LaunchSpec:
     """The launch of a stub engine with some faults."""
     full = {"alias": "model", "model": "/m.gguf", "context": 4096, "slots": 2, **plan}
     return LaunchSpec(
         engine_kind="llama-server",
-        argv=[sys.executable, str(STUB), str(port), json.dumps(full)],
+        argv=[sys.executable, str(STUB), path, json.dumps(full)],
         env={},
         secret_env="LLAMA_API_KEY",
         expect=Expectation(alias="model", slots=2, context_per_slot=4096, model_file="/m.gguf"),
         questions=QUESTIONS,
         load_deadline_s=PATIENCE_S,
-        port=port,
+        socket=path,
     )
 
 
@@ -101,9 +99,9 @@ def wait_for(what: str, look: Callable[[], object]) -> None:
         time.sleep(0.05)
 
 
-def wait_for_listener(port: int) -> None:
-    """Return once somebody listens on the port."""
-    wait_for(f"port {port}", lambda: engine_process.is_listened_on(port))
+def wait_for_listener(path: str) -> None:
+    """Return once somebody listens on the socket."""
+    wait_for(path, lambda: process_tree.listener(path))
 
 
 def kill(supervisor: Supervisor) -> None:
@@ -114,13 +112,13 @@ def kill(supervisor: Supervisor) -> None:
     wait_for("its end", lambda: not supervisor.running())
 
 
-def test_an_engine_is_started_proved_and_stopped(home, uid, port, tmp_path):
-    """The whole way: process, port, secret, alias, context, completion; then nothing is left.
+def test_an_engine_is_started_proved_and_stopped(home, uid, path, tmp_path):
+    """The whole way: process, socket, secret, alias, context, completion; then nothing is left.
 
-    503 on health is waited out, however early the port answers.
+    503 on health is waited out, however early the socket answers.
     """
     loaded = tmp_path / "loaded"
-    made = stub(port, load_until=str(loaded))
+    made = stub(path, load_until=str(loaded))
     said: list[str] = []
 
     def told(words: str) -> None:
@@ -137,13 +135,13 @@ def test_an_engine_is_started_proved_and_stopped(home, uid, port, tmp_path):
     assert engine_process.process(home, uid) == process
     assert engine_process.start(home, uid, made, SECRET) == process
     assert uid in engine_process.engines(home)
-    engine_process.stop(home, uid, port=port)
+    engine_process.stop(home, uid)
     assert not process.alive
-    assert engine_process.port_owner(port) is None
+    assert process_tree.listener(path) is None
     assert engine_process.status(home, uid) is None
     assert uid not in engine_process.engines(home)
     assert not engine_process.launch_file(home, uid).exists()
-    engine_process.stop(home, uid, port=port)
+    engine_process.stop(home, uid)
 
 
 def text_of(path: Path) -> str:
@@ -154,16 +152,16 @@ def text_of(path: Path) -> str:
         return ""
 
 
-def test_the_secret_is_in_no_argv_and_in_no_file_that_others_read(home, uid, port):
+def test_the_secret_is_in_no_argv_and_in_no_file_that_others_read(home, uid, path):
     """It lies in one 0600 file and in the engine's environment, nowhere else."""
-    process = engine_process.start(home, uid, stub(port), SECRET)
-    wait_ready(home, uid, stub(port), SECRET)
-    path = engine_process.launch_file(home, uid)
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    process = engine_process.start(home, uid, stub(path), SECRET)
+    wait_ready(home, uid, stub(path), SECRET)
+    file = engine_process.launch_file(home, uid)
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
     for one in psutil.process_iter():
         with suppress(psutil.Error):
             assert SECRET not in " ".join(one.cmdline())
-    assert [p for p in home.root.rglob("*") if SECRET in text_of(p)] == [path]
+    assert [p for p in home.root.rglob("*") if SECRET in text_of(p)] == [file]
     assert psutil.Process(process.pid).environ()["LLAMA_API_KEY"] == SECRET
 
 
@@ -171,7 +169,10 @@ def test_an_operators_environment_does_not_reach_the_engine(tmp_path, monkeypatc
     """LLAMA_ARG_… in a shell would change the engine behind the deployment file's back."""
     monkeypatch.setenv("LLAMA_ARG_CTX_SIZE", "1")
     path = tmp_path / "launch.json"
-    made = replace(stub(1), argv=[sys.executable, "-c", "import os; print(sorted(os.environ))"])
+    made = replace(
+        stub("/nowhere/engine.sock"),
+        argv=[sys.executable, "-c", "import os; print(sorted(os.environ))"],
+    )
     engine_process.write_launch_file(path, made, SECRET)
     command = [sys.executable, "-m", "mmadmin.host.launch", str(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -191,7 +192,7 @@ def test_an_operators_environment_does_not_reach_the_engine(tmp_path, monkeypatc
 def test_a_bad_launch_file_is_refused(tmp_path, change, words):
     """An engine without a key would answer everyone; it is not started at all."""
     path = tmp_path / "launch.json"
-    engine_process.write_launch_file(path, stub(1), SECRET)
+    engine_process.write_launch_file(path, stub("/nowhere/engine.sock"), SECRET)
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     command = [sys.executable, "-m", "mmadmin.host.launch", str(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -202,7 +203,7 @@ def test_a_bad_launch_file_is_refused(tmp_path, change, words):
 def test_a_launch_file_that_others_may_read_is_refused(tmp_path):
     """The secret must not lie about."""
     path = tmp_path / "launch.json"
-    engine_process.write_launch_file(path, stub(1), SECRET)
+    engine_process.write_launch_file(path, stub("/nowhere/engine.sock"), SECRET)
     path.chmod(0o640)
     command = [sys.executable, "-m", "mmadmin.host.launch", str(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -210,37 +211,49 @@ def test_a_launch_file_that_others_may_read_is_refused(tmp_path):
     assert "0600" in done.stderr
 
 
-def test_an_empty_secret_starts_nothing(home, uid, port):
+def test_an_empty_secret_starts_nothing(home, uid, path):
     """Refused before anything is written."""
     with pytest.raises(InvalidInput, match="needs a secret"):
-        engine_process.start(home, uid, stub(port), " ")
+        engine_process.start(home, uid, stub(path), " ")
     assert engine_process.status(home, uid) is None
 
 
-def test_a_taken_port_names_its_owner(home, uid, port):
-    """An old server that answers health on the port must not be mistaken for the new one."""
-    with socket.socket() as old:
-        old.bind(("127.0.0.1", port))
-        old.listen()
-        with pytest.raises(Conflict, match=rf"taken by .* \(pid {os.getpid()}\)"):
-            engine_process.start(home, uid, stub(port), SECRET)
+def test_the_socket_of_a_killed_engine_is_no_hindrance(home, uid, path):
+    """SIGKILL leaves the socket's file behind; the next start takes its place."""
+    Path(path).parent.mkdir(mode=0o700, parents=True)
+    with socket.socket(socket.AF_UNIX) as old:
+        old.bind(path)
+    assert process_tree.listener(path) is None
+    engine_process.start(home, uid, stub(path), SECRET)
+    assert wait_ready(home, uid, stub(path), SECRET).completion == " east."
+    assert Path(path).parent.stat().st_mode & 0o777 == 0o700
 
 
-def test_another_process_on_the_port_fails_the_probe_at_once(home, uid, port):
-    """The engine lost the race for its port: what answers there is somebody else."""
+def test_an_engine_with_another_launch_is_replaced(home, uid, path):
+    """As one is that an earlier version started on a TCP port."""
+    first = engine_process.start(home, uid, stub(path), SECRET)
+    assert engine_process.start(home, uid, stub(path), SECRET) == first
+    second = engine_process.start(home, uid, stub(path, speed=7), SECRET)
+    assert second != first
+    assert not first.alive
+    assert wait_ready(home, uid, stub(path, speed=7), SECRET).process == second
+
+
+def test_another_process_on_the_socket_fails_the_probe(home, uid, path):
+    """What answers there is somebody else."""
+    Path(path).parent.mkdir(mode=0o700, parents=True)
     other = subprocess.Popen(
-        stub(port).argv, env={**os.environ, "LLAMA_API_KEY": SECRET}, stdout=subprocess.DEVNULL
+        stub(path).argv, env={**os.environ, "LLAMA_API_KEY": SECRET}, stdout=subprocess.DEVNULL
     )
     try:
-        wait_for_listener(port)
-        idle = replace(stub(port), argv=["/bin/sleep", "600"])
-        path = engine_process.launch_file(home, uid)
-        engine_process.write_launch_file(path, idle, SECRET)
+        wait_for_listener(path)
+        idle = replace(stub(path), argv=["/bin/sleep", "600"])
+        file = engine_process.launch_file(home, uid)
+        elsewhere = replace(idle, socket=f"{path}.none")
+        engine_process.write_launch_file(file, elsewhere, SECRET)
         Supervisor(home).start_program(engine_process.program_spec(home, uid, idle))
         engine_process.wait_for_process(home, uid)
-        error = failure(home, uid, idle)
-        assert error.details["probe"] == "identity"
-        assert f"pid {other.pid}" in error.message
+        assert failure(home, uid, idle).details["probe"] == "identity"
     finally:
         other.kill()
         other.wait()
@@ -261,10 +274,10 @@ def test_another_process_on_the_port_fails_the_probe_at_once(home, uid, port):
         ({"status": 500}, ("completion", "answered with 500")),
     ],
 )
-def test_an_engine_that_is_not_right_is_refused(home, uid, port, tmp_path, *, plan, failed):
+def test_an_engine_that_is_not_right_is_refused(home, uid, path, tmp_path, *, plan, failed):
     """Each kind of wrong engine fails in words, with its probe named."""
     probe, words = failed
-    made = stub(port, **plan, end_when=str(tmp_path / "started"))
+    made = stub(path, **plan, end_when=str(tmp_path / "started"))
     engine_process.start(home, uid, made, SECRET)
     (tmp_path / "started").touch()
     error = failure(home, uid, made)
@@ -273,11 +286,11 @@ def test_an_engine_that_is_not_right_is_refused(home, uid, port, tmp_path, *, pl
     assert isinstance(error.details["log_tail"], list)
 
 
-def test_an_engine_that_loads_for_ever_is_refused(home, uid, port):
+def test_an_engine_that_loads_for_ever_is_refused(home, uid, path):
     """It says so until the deadline; the log's last lines come along."""
-    made = stub(port, load_until="/nowhere")
+    made = stub(path, load_until="/nowhere")
     engine_process.start(home, uid, made, SECRET)
-    wait_for_listener(port)
+    wait_for_listener(path)
     assert is_loading(made, SECRET)
     error = failure(home, uid, made, deadline_s=0)
     assert error.details["probe"] == "ready"
@@ -285,11 +298,11 @@ def test_an_engine_that_loads_for_ever_is_refused(home, uid, port):
     assert isinstance(error.details["log_tail"], list)
 
 
-def test_a_default_template_in_place_of_the_planned_one_is_refused(home, uid, port, tmp_path):
+def test_a_default_template_in_place_of_the_planned_one_is_refused(home, uid, path, tmp_path):
     """An engine that could not parse the template may answer with another one."""
     template = tmp_path / "chat_template.jinja"
     template.write_text("{{ messages[0].content }}\n")
-    made = stub(port, template="{{ messages[0].content }}")
+    made = stub(path, template="{{ messages[0].content }}")
     made = replace(made, expect=replace(made.expect, template_path=str(template)))
     engine_process.start(home, uid, made, SECRET)
     wait_ready(home, uid, made, SECRET)
@@ -297,19 +310,19 @@ def test_a_default_template_in_place_of_the_planned_one_is_refused(home, uid, po
     assert "another chat template" in failure(home, uid, made).message
 
 
-def test_healthy_but_dead_is_not_ready(home, uid, port, monkeypatch):
+def test_healthy_but_dead_is_not_ready(home, uid, path, monkeypatch):
     """Health answers 200, completions never come back: that is a failure, by deadline."""
     monkeypatch.setattr("mmadmin.host.readiness.COMPLETION_S", 1.0)
-    made = stub(port, hang=True)
+    made = stub(path, hang=True)
     engine_process.start(home, uid, made, SECRET)
     error = failure(home, uid, made)
     assert error.details["probe"] == "completion"
     assert "did not come back" in error.message
 
 
-def test_a_wait_can_be_given_up(home, uid, port):
+def test_a_wait_can_be_given_up(home, uid, path):
     """A cancelled activation does not wait for the deadline."""
-    made = stub(port, load_until="/nowhere")
+    made = stub(path, load_until="/nowhere")
     engine_process.start(home, uid, made, SECRET)
 
     def check() -> None:
@@ -319,36 +332,36 @@ def test_a_wait_can_be_given_up(home, uid, port):
         wait_ready(home, uid, made, SECRET, check=check)
 
 
-def test_a_deaf_engine_and_its_children_are_killed_as_a_group(home, uid, port):
+def test_a_deaf_engine_and_its_children_are_killed_as_a_group(home, uid, path):
     """SIGTERM is ignored by both; after the wait nothing of the group is left."""
-    made = stub(port, deaf=True, child=True)
+    made = stub(path, deaf=True, child=True)
     process = engine_process.start(home, uid, made, SECRET)
     wait_ready(home, uid, made, SECRET)
     children = psutil.Process(process.pid).children()
     assert len(children) == 1
-    engine_process.stop(home, uid, port=port, term_s=1)
+    engine_process.stop(home, uid, term_s=1)
     assert not process.alive
     assert not children[0].is_running() or children[0].status() == psutil.STATUS_ZOMBIE
-    assert engine_process.port_owner(port) is None
+    assert process_tree.listener(path) is None
 
 
-def test_an_end_waits_for_the_gpu_memory_of_a_worker(home, uid, port, monkeypatch):
+def test_an_end_waits_for_the_gpu_memory_of_a_worker(home, uid, path, monkeypatch):
     """The driver may count memory for a child of the engine after both have ended."""
-    process = engine_process.start(home, uid, stub(port, child=True), SECRET)
+    process = engine_process.start(home, uid, stub(path, child=True), SECRET)
     wait_for("its child", lambda: psutil.Process(process.pid).children())
     child = psutil.Process(process.pid).children()[0].pid
     held = iter([{child: 1 << 30}, {child: 1 << 30}, {1: 1 << 30}])
     with monkeypatch.context() as patched:
         patched.setattr(engine_process, "gpu_processes", lambda: next(held))
-        engine_process.stop(home, uid, port=port, term_s=1)
+        engine_process.stop(home, uid, term_s=1)
     assert next(held, None) is None
 
 
-def test_options_that_this_build_lacks_are_refused_before_it_is_started(home, uid, port):
+def test_options_that_this_build_lacks_are_refused_before_it_is_started(home, uid, path):
     """Its own help text is the last word; a program that does not run is told at once."""
     help_text = "-c, --ctx-size N   size\n--jinja, --no-jinja   template engine"
     say = (sys.executable, "-c", f"print({help_text!r})")
-    made = replace(stub(port), argv=["x", "--ctx-size", "1", "--no-jinja"], help_argv=say)
+    made = replace(stub(path), argv=["x", "--ctx-size", "1", "--no-jinja"], help_argv=say)
     engine_process.check_command(made)
     with pytest.raises(InvalidSpec, match="no option --jinjo"):
         engine_process.start(home, uid, replace(made, argv=["x", "--jinjo"]), SECRET)
@@ -360,18 +373,18 @@ def test_options_that_this_build_lacks_are_refused_before_it_is_started(home, ui
     assert engine_process.status(home, uid) is None
 
 
-def test_an_engine_outlives_the_thread_that_started_it(home, uid, port):
+def test_an_engine_outlives_the_thread_that_started_it(home, uid, path):
     """Nothing ties it to the life of the worker's thread."""
-    made = stub(port)
+    made = stub(path)
     thread = threading.Thread(target=engine_process.start, args=(home, uid, made, SECRET))
     thread.start()
     thread.join()
     assert wait_ready(home, uid, made, SECRET).completion == " east."
 
 
-def test_one_program_comes_and_goes_without_touching_another(home, uid, port):
+def test_one_program_comes_and_goes_without_touching_another(home, uid, path):
     """Adding, replacing and removing a second engine leaves the first one's pid alone."""
-    first = engine_process.start(home, uid, stub(port), SECRET)
+    first = engine_process.start(home, uid, stub(path), SECRET)
     supervisor = Supervisor(home)
     other = ProgramSpec("other", ["/bin/sleep", "600"], home.logs / "other.log")
     supervisor.start_program(other)
@@ -387,9 +400,9 @@ def test_one_program_comes_and_goes_without_touching_another(home, uid, port):
     assert engine_process.process(home, uid) == first
 
 
-def test_a_crashed_engine_is_started_again(home, uid, port):
+def test_a_crashed_engine_is_started_again(home, uid, path):
     """After it had started once, its end is a crash, and the supervisor brings it back."""
-    made = stub(port)
+    made = stub(path)
     process = engine_process.start(home, uid, made, SECRET, startsecs=0)
     wait_ready(home, uid, made, SECRET)
     os.kill(process.pid, signal.SIGKILL)
@@ -403,8 +416,7 @@ def test_what_a_killed_supervisor_leaves_is_found_and_ended(tmp_path):
     home = Home(tmp_path)
     supervisor = Supervisor(home)
     supervisor.launch()
-    port = free_port()
-    made = stub(port, deaf=True)
+    made = stub(str(home.engine_socket("left")), deaf=True)
     process = engine_process.start(home, "left", made, SECRET)
     wait_ready(home, "left", made, SECRET)
     assert supervisor.end_leftovers() == []
@@ -412,7 +424,7 @@ def test_what_a_killed_supervisor_leaves_is_found_and_ended(tmp_path):
     assert process.alive
     with pytest.raises(Unreachable, match="mm up"):
         supervisor.status()
-    engine_process.stop(home, "left", port=port, recorded=process, term_s=1)
+    engine_process.stop(home, "left", recorded=process, term_s=1)
     assert not process.alive
     assert supervisor.end_leftovers() == []
 
@@ -457,9 +469,9 @@ def test_leftovers_are_named_when_they_are_ended(tmp_path):
     assert not service.alive
 
 
-def test_engines_stop_after_what_still_needs_them(home, port):
+def test_engines_stop_after_what_still_needs_them(home, path):
     """A gate that finishes its streams (priority 20) ends before the engines do."""
-    made = engine_process.program_spec(home, "x", stub(port))
+    made = engine_process.program_spec(home, "x", stub(path))
     assert made.priority < 20
 
 
@@ -499,21 +511,6 @@ def test_a_value_that_the_configuration_cannot_hold_is_refused(tmp_path):
             supervisor.launch([odd])
     with pytest.raises(InvalidInput, match="cannot name"):
         supervisor.launch([ProgramSpec("x:y", ["/bin/echo"], tmp_path / "x.log")])
-
-
-def test_free_port_skips_what_is_taken():
-    """A port that somebody listens on, or that another replica has been given, is passed over."""
-    port = free_ports(3)[0]
-    with socket.socket() as old:
-        old.bind(("127.0.0.1", port))
-        old.listen()
-        found = engine_process.free_port(port, taken=frozenset({port + 1}))
-    assert found == port + 2
-    with socket.socket() as old:
-        old.bind(("127.0.0.1", port))
-        old.listen()
-        with pytest.raises(Conflict, match="no free port"):
-            engine_process.free_port(port, count=1)
 
 
 def test_a_clock_that_moves_changes_no_process(tmp_path, monkeypatch):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from bench.fit import serve_once
@@ -12,11 +14,10 @@ from mmadmin.core.formats.gguf.header import read_header
 from mmadmin.core.formats.gguf.shape import shape_of_headers
 from mmadmin.host.facts import host_facts
 from tests.support.engine import EngineStore
-from tests.support.ports import free_port
 
 
 @pytest.mark.engine
-def test_a_real_model_takes_what_was_predicted(engine_store: EngineStore) -> None:
+def test_a_real_model_takes_what_was_predicted(engine_store: EngineStore, tmp_path: Path) -> None:
     """Weights, cache and compute buffers of SmolLM2 are within 3 % of the engine's own numbers."""
     options = {"context": 2048, "slots": 2, "gpu_layers": 0, "flags": {"verbosity": 4}}
     system = System(
@@ -25,7 +26,7 @@ def test_a_real_model_takes_what_was_predicted(engine_store: EngineStore) -> Non
         engine_kind="llama-server",
         alias="smollm2",
     )
-    launch = ENGINE.launch(system, Seat("127.0.0.1", free_port()))
+    launch = ENGINE.launch(system, Seat(str(tmp_path / "engine.sock")))
     lines = serve_once(list(launch.argv), {**launch.env, launch.secret_env: "test"})
     made = ENGINE.memory.estimate(
         shape_of_headers([read_header(engine_store.model)]),

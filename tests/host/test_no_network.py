@@ -10,7 +10,7 @@ import pytest
 from mmadmin.core.build.builder import UNOBSERVED, realise
 from mmadmin.core.build.planner import plan
 from mmadmin.core.engines.llama_server.engine import ENGINE
-from mmadmin.core.engines.protocol import Seat
+from mmadmin.core.engines.protocol import SOMEWHERE
 from mmadmin.core.engines.system import read_system
 from mmadmin.core.errors import SourceUnavailable
 from mmadmin.core.store import Store
@@ -43,7 +43,7 @@ def test_an_installed_system_is_realised_without_a_single_call(
     assert {step.action for step in found.steps} == {"cached"}
     record = realise(engine_store.goal, store, toolbox_for(store), UNOBSERVED)
     system = read_system(store.object_path(record.object))
-    launch = ENGINE.launch(system, Seat(host="127.0.0.1", port=1))
+    launch = ENGINE.launch(system, SOMEWHERE)
     assert Path(launch.argv[0]).is_file()
     assert system.parts["model"].is_file()
     assert no_network == []

@@ -15,15 +15,15 @@ from mmadmin.core.engines.questions import Guarded, Health, Question, Questions
 from mmadmin.core.errors import ProbeFailed
 from mmadmin.core.process_identity import ProcessIdentity
 from mmadmin.core.store import Store
-from mmadmin.host import engine_process
+from mmadmin.host import engine_process, process_tree
 from mmadmin.host.drift import drift
 from mmadmin.host.engine_client import EngineClient, Unanswered
 from mmadmin.host.probe import NOT_APPLICABLE, liveness, require, run_probes, work
 from mmadmin.host.readiness import is_loading, wait_ready
 from mmadmin.host.template_matrix import render_on_engine, tokens_of
-from tests.host.test_engine_process import SECRET, failure, home, port, uid, wait_for
+from tests.host.test_engine_process import SECRET, failure, home, path, uid, wait_for
 
-__all__ = ["home", "port", "uid"]
+__all__ = ["home", "path", "uid"]
 TOY = Path(__file__).with_name("toy_engine.py")
 
 
@@ -44,45 +44,45 @@ QUESTIONS = Questions(
 )
 
 
-def toy(port: int, **plan) -> LaunchSpec:
+def toy(path: str, **plan) -> LaunchSpec:
     """The launch of a toy engine with some faults."""
     return LaunchSpec(
         engine_kind="toy",
-        argv=[sys.executable, str(TOY), str(port), json.dumps({"alias": "model", **plan})],
+        argv=[sys.executable, str(TOY), path, json.dumps({"alias": "model", **plan})],
         env={},
         secret_env="TOY_SECRET",
         expect=Expectation(alias="model", slots=2, context_per_slot=4096, model_file="/m"),
         questions=QUESTIONS,
         load_deadline_s=60,
-        port=port,
+        socket=path,
     )
 
 
 @pytest.fixture
-def live(home, uid, port):
+def live(home, uid, path):
     """A toy engine that runs: its launch and what it has proved."""
-    made = toy(port)
+    made = toy(path)
     engine_process.start(home, uid, made, SECRET)
     return made, wait_ready(home, uid, made, SECRET)
 
 
-def test_it_loads_and_proves_itself_by_its_own_answers(home, uid, port, tmp_path):
-    """Its status for loading, its worker's port; context and model file are not asked."""
+def test_it_loads_and_proves_itself_by_its_own_answers(home, uid, path, tmp_path):
+    """Its status for loading, its worker's socket; context and model file are not asked."""
     loaded = tmp_path / "loaded"
-    made = toy(port, load_until=str(loaded))
+    made = toy(path, load_until=str(loaded))
     process = engine_process.start(home, uid, made, SECRET)
-    wait_for("the port", lambda: engine_process.is_listened_on(port))
+    wait_for("its socket", lambda: process_tree.listener(path))
     assert is_loading(made, SECRET)
     loaded.touch()
     ready = wait_ready(home, uid, made, SECRET)
     assert ready.process == process
     assert (ready.model_path, ready.slots, ready.context_per_slot) == ("", 0, 0)
     assert ready.completion == " east."
-    owner = engine_process.port_owner(port)
+    owner = process_tree.listener(path)
     assert owner is not None
-    assert owner.pid != process.pid, "its worker listens"
-    engine_process.stop(home, uid, port=port, recorded=process)
-    assert ProcessIdentity.of(owner.pid) is None
+    assert owner != process.pid, "its worker listens"
+    engine_process.stop(home, uid, recorded=process)
+    assert ProcessIdentity.of(owner) is None
 
 
 def test_what_it_cannot_answer_is_not_applicable(live):
@@ -124,9 +124,9 @@ def test_its_progress_is_read_from_its_counters(live):
     ("plan", "probe"),
     [({"open": True}, "secret"), ({"alias": "other"}, "identity")],
 )
-def test_the_wrong_engine_is_refused(home, uid, port, plan, probe):
+def test_the_wrong_engine_is_refused(home, uid, path, plan, probe):
     """Without authentication, or with another model."""
-    made = toy(port, **plan)
+    made = toy(path, **plan)
     engine_process.start(home, uid, made, SECRET)
     assert failure(home, uid, made).details["probe"] == probe
 
@@ -148,7 +148,7 @@ def test_a_command_that_it_overwrites_is_not_drift(live, home, uid, tmp_path):
     assert "command" in found(keeps)
 
 
-def test_it_has_a_private_folder_while_it_runs(live, home, uid, port):
+def test_it_has_a_private_folder_while_it_runs(live, home, uid):
     """Made at its start for its owner alone, removed at its end with all that is in it."""
     made, ready = live
     scratch = home.scratch(uid)
@@ -157,5 +157,5 @@ def test_it_has_a_private_folder_while_it_runs(live, home, uid, port):
     (scratch / "cache" / "kernel").write_bytes(b"x")
     engine_process.start(home, uid, made, SECRET)
     assert (scratch / "cache" / "kernel").exists(), "one that runs already is left alone"
-    engine_process.stop(home, uid, port=port, recorded=ready.process)
+    engine_process.stop(home, uid, recorded=ready.process)
     assert not scratch.exists()

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -19,9 +20,8 @@ from mmadmin.core.process_identity import ProcessIdentity
 from mmadmin.host import probe
 from mmadmin.host.probe import ask_rest, floor_of, liveness, require, run_probes, work
 from mmadmin.host.readiness import Ready
-from tests.host.test_engine_process import SECRET, port, stub
+from tests.host.test_engine_process import SECRET, stub
 
-__all__ = ["port"]
 READY = Ready(
     process=ProcessIdentity(1, 150, "a boot"),
     ready_after_ms=3000,
@@ -35,12 +35,12 @@ Start = Callable[..., LaunchSpec]
 
 
 @pytest.fixture
-def engine(port: int) -> Iterator[Start]:
+def engine(tmp_path: Path) -> Iterator[Start]:
     """Starts a stub engine without a supervisor; it ends with the test."""
     running: list[subprocess.Popen[bytes]] = []
 
     def start(**plan) -> LaunchSpec:
-        made = stub(port, **plan)
+        made = stub(str(tmp_path / f"{len(running)}.sock"), **plan)
         env = {**os.environ, "LLAMA_API_KEY": SECRET}
         running.append(subprocess.Popen(made.argv, env=env, stdout=subprocess.PIPE))
         assert running[-1].stdout is not None
@@ -237,7 +237,7 @@ def test_liveness_tells_the_living_from_the_healthy(engine, monkeypatch):
         liveness(made, "wrong")
     monkeypatch.setattr(probe, "LIVENESS_S", 1.0)
     with pytest.raises(Unreachable, match="does not answer"):
-        liveness(replace(made, port=1), SECRET)
+        liveness(replace(made, socket="/nowhere/engine.sock"), SECRET)
     assert sys.executable in made.argv
 
 
@@ -283,7 +283,9 @@ def test_clients_come_before_what_is_left_to_ask(engine):
         == "its clients needed the engine"
     )
     assert rows["template.plain"]["state"] == "passed"
-    dead = ask_rest(replace(made, port=1), SECRET, brief, may_generate=lambda: True)
+    dead = ask_rest(
+        replace(made, socket="/nowhere/engine.sock"), SECRET, brief, may_generate=lambda: True
+    )
     rows = {row["name"]: row for row in dead["rows"]}
     assert "stopped answering" in rows["template.plain"]["message"]
     assert dead["ok"] is True
@@ -311,4 +313,4 @@ def test_work_is_told_by_a_mark_that_moves(engine, tmp_path):
     assert work(made, SECRET) is None
     assert work(made, "wrong") is None
     with pytest.raises(Unreachable, match="does not answer"):
-        work(replace(made, port=1), SECRET)
+        work(replace(made, socket="/nowhere/engine.sock"), SECRET)

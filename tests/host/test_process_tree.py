@@ -5,19 +5,21 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 import pytest
 
 from mmadmin.host import process_tree
-from tests.support.ports import free_port
 
 MIB = 1 << 20
 WORKER = """
 import socket, sys
 held = bytearray(64 << 20)
 held[::4096] = b"x" * len(held[::4096])
-server = socket.create_server(("127.0.0.1", int(sys.argv[1])))
+server = socket.socket(socket.AF_UNIX)
+server.bind(sys.argv[1])
+server.listen()
 print("up", flush=True)
 sys.stdin.read()
 """
@@ -32,16 +34,16 @@ child.kill()
 
 
 @pytest.fixture
-def port() -> int:
-    """A port that nobody else is given."""
-    return free_port()
+def path(tmp_path: Path) -> str:
+    """Where the worker listens."""
+    return str(tmp_path / "engine.sock")
 
 
 @pytest.fixture
-def engine(port: int) -> Iterator[tuple[int, int]]:
-    """An engine that leaves memory and port to a worker: the pids of both."""
+def engine(path: str) -> Iterator[tuple[int, int]]:
+    """An engine that leaves memory and socket to a worker: the pids of both."""
     with subprocess.Popen(
-        [sys.executable, "-c", PARENT, WORKER, str(port)],
+        [sys.executable, "-c", PARENT, WORKER, path],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -66,11 +68,14 @@ def test_main_memory_of_workers_counts_for_the_engine(engine: tuple[int, int]) -
     assert alone < 64 * MIB
 
 
-def test_a_port_of_a_worker_is_the_engines(engine: tuple[int, int], port: int) -> None:
+def test_a_socket_of_a_worker_is_the_engines(
+    engine: tuple[int, int], path: str, tmp_path: Path
+) -> None:
     """It listens by its worker; an unrelated process does not."""
-    assert process_tree.listens(engine[0], port)
-    assert process_tree.listens(engine[1], port)
-    assert not process_tree.listens(engine[0], free_port())
+    assert process_tree.listener(path) == engine[1]
+    assert process_tree.listens(engine[0], path)
+    assert process_tree.listens(engine[1], path)
+    assert process_tree.listener(str(tmp_path / "none.sock")) is None
     with subprocess.Popen(["/bin/sleep", "60"]) as other:
-        assert not process_tree.listens(other.pid, port)
+        assert not process_tree.listens(other.pid, path)
         other.kill()

@@ -17,13 +17,12 @@ from mmadmin.core.engines.protocol import Seat
 from mmadmin.core.engines.system import read_system
 from mmadmin.core.errors import ProbeFailed
 from mmadmin.core.home import Home
-from mmadmin.host import engine_process
+from mmadmin.host import engine_process, process_tree
 from mmadmin.host.drift import drift
 from mmadmin.host.engine_client import EngineClient
 from mmadmin.host.probe import liveness, require, run_probes, work
 from mmadmin.host.readiness import wait_ready
 from mmadmin.host.supervisor import Supervisor
-from tests.support.ports import free_port
 
 pytestmark = pytest.mark.engine
 
@@ -53,18 +52,18 @@ def system(engine_store):
 @pytest.fixture(scope="module")
 def live(home, system):
     """It runs, and has proved itself: launch and what was proved."""
-    made = launch(system)
+    made = launch(home, "live", system)
     engine_process.start(home, "live", made, SECRET)
     ready = wait_ready(home, "live", made, SECRET)
     yield made, ready
-    engine_process.stop(home, "live", port=made.port)
-    assert engine_process.port_owner(made.port) is None
+    engine_process.stop(home, "live")
+    assert process_tree.listener(made.socket) is None
 
 
-def launch(system, **options):
-    """The system's launch on a free port, with some options changed."""
+def launch(home, uid, system, **options):
+    """The system's launch for a replica, with some options changed."""
     changed = replace(system, options=replace(system.options, **options))
-    return engine(system.engine_kind).launch(changed, Seat("127.0.0.1", free_port()))
+    return engine(system.engine_kind).launch(changed, Seat(str(home.engine_socket(uid))))
 
 
 def with_part(system, **parts):
@@ -134,41 +133,41 @@ def test_a_model_that_cannot_be_loaded_fails_with_the_engines_words(home, system
     """Not after the deadline: at once, and with the reason."""
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(system.parts["model"].read_bytes()[:100_000])
-    made = launch(with_part(system, model=broken))
+    made = launch(home, "broken", with_part(system, model=broken))
     with pytest.raises(ProbeFailed, match="ended") as failed:  # noqa: PT012 (either sees it)
         engine_process.start(home, "broken", made, SECRET)  # or it is quicker than we look
         wait_ready(home, "broken", made, SECRET)
     assert any("broken.gguf" in line for line in failed.value.details["log_tail"])
-    engine_process.stop(home, "broken", port=made.port)
+    engine_process.stop(home, "broken")
 
 
 def test_a_context_that_the_engine_caps_is_refused(home, system):
     """Asked for more than the model was trained with, behind the checks' back."""
-    made = launch(system, slots=1)
+    made = launch(home, "capped", system, slots=1)
     argv = [word if word != "4096" else "16384" for word in made.argv]
     made = replace(made, argv=argv, expect=replace(made.expect, context_per_slot=16384))
     engine_process.start(home, "capped", made, SECRET)
     with pytest.raises(ProbeFailed, match="8192 tokens of context, planned were 16384"):
         wait_ready(home, "capped", made, SECRET)
-    engine_process.stop(home, "capped", port=made.port)
+    engine_process.stop(home, "capped")
 
 
 def test_slots_of_a_unified_cache_share_the_whole_context(home, system):
     """The engine shows all of it for each slot, as planned."""
-    made = launch(system, slots=2, context=1024, kv_unified=True)
+    made = launch(home, "unified", system, slots=2, context=1024, kv_unified=True)
     engine_process.start(home, "unified", made, SECRET)
     ready = wait_ready(home, "unified", made, SECRET)
     assert (ready.slots, ready.context_per_slot) == (2, 2048)
-    engine_process.stop(home, "unified", port=made.port)
+    engine_process.stop(home, "unified")
 
 
 @pytest.mark.parametrize(("context", "shown"), [(4096, 8192), (8192, 8192)])
 def test_a_unified_context_is_capped_as_planned(home, system, context, shown):
     """No slot shows more than the model was trained with."""
-    made = launch(system, slots=2, context=context, kv_unified=True)
+    made = launch(home, "whole", system, slots=2, context=context, kv_unified=True)
     engine_process.start(home, "whole", made, SECRET)
     assert wait_ready(home, "whole", made, SECRET).context_per_slot == shown
-    engine_process.stop(home, "whole", port=made.port)
+    engine_process.stop(home, "whole")
 
 
 def test_a_template_of_the_deployment_is_the_one_that_is_used(home, system, tmp_path):
@@ -178,10 +177,10 @@ def test_a_template_of_the_deployment_is_the_one_that_is_used(home, system, tmp_
         "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
         "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}\n"
     )
-    made = launch(with_part(system, template=template), slots=1, context=512)
+    made = launch(home, "own", with_part(system, template=template), slots=1, context=512)
     engine_process.start(home, "own", made, SECRET)
     assert wait_ready(home, "own", made, SECRET).completion
-    engine_process.stop(home, "own", port=made.port)
+    engine_process.stop(home, "own")
 
 
 def test_the_table_of_options_is_the_servers_own(engine_store):

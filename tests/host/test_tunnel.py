@@ -33,7 +33,7 @@ from mmadmin.host.tunnel import (
 from tests.support.hub import local_hub
 
 STUB = Path(__file__).with_name("stub_cloudflared.py")
-PORTS = Ports(panel=8080, gate=28000, metrics=28001, engines_from=29000)
+PORTS = Ports(panel=8080, gate=28000, metrics=28001)
 TOKEN = "eyJ-canary-77c1"
 
 
@@ -98,7 +98,7 @@ def test_a_named_tunnel_keeps_its_token_to_itself(home: Home, tmp_path: Path) ->
 
 def test_no_address_is_explained_and_nothing_stays(home: Home) -> None:
     """A program that ends is not waited for; the last log line says why."""
-    nowhere = Ports(panel=1, gate=9, metrics=2, engines_from=3)
+    nowhere = Ports(panel=1, gate=9, metrics=2)
     with pytest.raises(Unreachable, match="no route to host"):
         start(home, nowhere, Tunnel("broken"), timeout_s=60)
     assert Supervisor(home).program("tunnel-broken") is None

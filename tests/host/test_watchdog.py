@@ -176,7 +176,7 @@ http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 @pytest.fixture
 def gate(site: Supervisor) -> tuple[ProgramSpec, Ports]:
     """A service that answers for its health, under the gate's name."""
-    ports = Ports(panel=free_port(), gate=free_port(), metrics=free_port(), engines_from=1)
+    ports = Ports(panel=free_port(), gate=free_port(), metrics=free_port())
     script = site.home.root / "serve.py"
     script.write_text(SERVE)
     argv = [sys.executable, str(script), str(ports.metrics)]
@@ -213,7 +213,7 @@ def test_a_service_that_hangs_is_ended_and_started_again(
 
 def test_a_service_that_is_asked_by_its_public_name_answers() -> None:
     """The panel refuses names that it does not serve, and may listen on another address."""
-    ports = Ports(panel=1, gate=2, metrics=3, engines_from=4)
+    ports = Ports(panel=1, gate=2, metrics=3)
     checks = health_checks(ports, {"MM_BIND": "::"})
     assert checks["panel"] == HealthCheck("::1", 1)
     assert checks["gate"] == HealthCheck("127.0.0.1", 3)

@@ -1,6 +1,6 @@
 """An engine of another kind: its own paths, statuses, metrics and messages, and a worker process.
 
-`python toy_engine.py PORT JSON`: the JSON says alias, template and faults. The process starts
+`python toy_engine.py SOCKET JSON`: the JSON says alias, template and faults. The process starts
 itself again under another command line, and a worker of it listens. The secret is in TOY_SECRET.
 """
 
@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import os
+import socket
+import socketserver
 import subprocess
 import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -62,15 +64,25 @@ class Handler(BaseHTTPRequestHandler):
         return self.answer(200, json.dumps({"choices": [{"text": " east."}]}))
 
 
+class Server(ThreadingHTTPServer):
+    """HTTP on a Unix socket."""
+
+    address_family = socket.AF_UNIX
+
+    def server_bind(self) -> None:
+        """Bind to the path; there is no host name to look up."""
+        socketserver.TCPServer.server_bind(self)
+
+
 def main() -> None:
     """Take another command line, leave the serving to a worker, or be that worker."""
-    *role, port, plan = sys.argv[1:]
+    *role, path, plan = sys.argv[1:]
     if not role:
-        os.execv(sys.executable, [sys.executable, __file__, "retitled", port, plan])
+        os.execv(sys.executable, [sys.executable, __file__, "retitled", path, plan])
     if role == ["retitled"]:
-        sys.exit(subprocess.call([sys.executable, __file__, "worker", port, plan]))
+        sys.exit(subprocess.call([sys.executable, __file__, "worker", path, plan]))
     Handler.plan, Handler.secret = json.loads(plan), os.environ["TOY_SECRET"]
-    ThreadingHTTPServer(("127.0.0.1", int(port)), Handler).serve_forever()
+    Server(path, Handler).serve_forever()
 
 
 if __name__ == "__main__":

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import httpx2
-
-from tests.support.ports import free_port
 
 SECRET = "test-secret"
 PATIENCE_S = 600
@@ -19,15 +19,17 @@ PATIENCE_S = 600
 @contextmanager
 def running_server(server: Path, model: Path, log: Path, *argv: str) -> Iterator[httpx2.Client]:
     """Start it, wait until it is healthy, hand over a client with the key; end it afterwards."""
-    port = free_port()
-    command = [server, "--model", model, "--host", "127.0.0.1", "--port", str(port), *argv]
+    folder = tempfile.mkdtemp(prefix="mm-engine-")
+    path = f"{folder}/engine.sock"
+    command = [server, "--model", model, "--host", path, *argv]
     with log.open("wb") as output:
         process = subprocess.Popen(
             command, stdout=output, stderr=subprocess.STDOUT, env={"LLAMA_API_KEY": SECRET}
         )
     try:
         with httpx2.Client(
-            base_url=f"http://127.0.0.1:{port}",
+            base_url="http://localhost",
+            transport=httpx2.HTTPTransport(uds=path),
             headers={"Authorization": f"Bearer {SECRET}"},
             timeout=PATIENCE_S,
         ) as client:
@@ -44,6 +46,7 @@ def running_server(server: Path, model: Path, log: Path, *argv: str) -> Iterator
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+        shutil.rmtree(folder)
 
 
 def healthy(client: httpx2.Client) -> bool:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from mmadmin.core.build.recipe import Json
 from mmadmin.core.engines.questions import Questions
 from mmadmin.core.fit.estimate import MemoryModel
+from mmadmin.core.home import ENGINE_SOCKET
 from mmadmin.core.spec.fields import Field
 
 if TYPE_CHECKING:
@@ -96,9 +97,8 @@ class System:
 class Seat:
     """Where a replica sits on its host."""
 
-    host: str
-    """Address to bind; loopback."""
-    port: int
+    socket: str
+    """The Unix socket to listen on, an absolute path that ends in `.sock`."""
     devices: Sequence[int] | None = None
     """GPU indices, in the driver's order; empty = none of them, None = all that are visible."""
     uuids: Sequence[str] = ()
@@ -110,6 +110,10 @@ class Seat:
     def gpu_environment(self) -> Mapping[str, str]:
         """What shows the engine these GPUs and no others, numbered from 0."""
         return {} if self.devices is None else visible_gpus(self.devices, self.uuids)
+
+
+SOMEWHERE = Seat(socket=ENGINE_SOCKET)
+"""For a command that is looked at and not run."""
 
 
 def visible_gpus(devices: Sequence[int], uuids: Sequence[str]) -> Mapping[str, str]:
@@ -162,15 +166,10 @@ class LaunchSpec:
     questions: Questions
     load_deadline_s: int
     """Scaled with the model's size."""
-    host: str = "127.0.0.1"
-    port: int = 0
+    socket: str
+    """The Unix socket on which it will answer."""
     help_argv: Sequence[str] = ()
     """A command that names every option of this very build; empty = it has none."""
-
-    @property
-    def url(self) -> str:
-        """Where it answers, without a trailing slash."""
-        return f"http://{self.host}:{self.port}"
 
 
 class Engine(Protocol):

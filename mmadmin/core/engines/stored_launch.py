@@ -6,8 +6,8 @@ was started with, whatever a later version of mmadmin would make of its generati
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from mmadmin.core import catalog
@@ -24,22 +24,16 @@ def launch_as_json(launch: LaunchSpec) -> dict[str, Json]:
         "secret_env": launch.secret_env,
         "expect": asdict(launch.expect),
         "load_deadline_s": launch.load_deadline_s,
-        "host": launch.host,
-        "port": launch.port,
+        "socket": launch.socket,
         "help_argv": list(launch.help_argv),
     }
 
 
-def launch_from_json(record: Mapping[str, Any], planned: Callable[[], LaunchSpec]) -> LaunchSpec:
-    """The launch of a record.
+def launch_from_json(record: Mapping[str, Any]) -> LaunchSpec:
+    """The launch of a record that `is_stored`.
 
-    `planned` gives what the present version would launch: a record of version 0.1 holds only the
-    command and its environment, and an empty one belongs to a replica that never started.
     Raises `InvalidSpec` when this installation does not have the kind of engine.
     """
-    if "engine_kind" not in record:
-        command = {name: record[name] for name in ("argv", "env") if name in record}
-        return replace(planned(), **command)
     expect = dict(record["expect"])
     capabilities = Capabilities(**expect.pop("capabilities"))
     return LaunchSpec(
@@ -47,3 +41,8 @@ def launch_from_json(record: Mapping[str, Any], planned: Callable[[], LaunchSpec
         expect=Expectation(**expect, capabilities=capabilities),
         questions=catalog.engine(record["engine_kind"]).questions,
     )
+
+
+def is_stored(record: Mapping[str, Any]) -> bool:
+    """False for a replica that was never started, or on a TCP port by an earlier version."""
+    return "socket" in record

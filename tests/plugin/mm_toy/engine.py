@@ -229,7 +229,7 @@ class Toy:
             argv=[
                 *(sys.executable, str(system.parts["engine"] / PROGRAM)),
                 *("--model", str(system.parts["model"]), "--name", system.alias),
-                *("--port", str(seat.port), "--lanes", str(options.lanes)),
+                *("--socket", seat.socket, "--lanes", str(options.lanes)),
                 *("--window", str(options.window), "--load-ms", str(options.load_ms)),
             ],
             env=dict(seat.gpu_environment),
@@ -242,8 +242,7 @@ class Toy:
             ),
             questions=QUESTIONS,
             load_deadline_s=30 + options.load_ms // 1000,
-            host=seat.host,
-            port=seat.port,
+            socket=seat.socket,
         )
 
 

@@ -3,6 +3,8 @@
 import argparse
 import json
 import os
+import socket
+import socketserver
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -108,13 +110,23 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.flush()
 
 
+class Server(ThreadingHTTPServer):
+    """HTTP on a Unix socket."""
+
+    address_family = socket.AF_UNIX
+
+    def server_bind(self):
+        """Bind to the path; there is no host and no port to look up."""
+        socketserver.TCPServer.server_bind(self)
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    for flag in ("model", "name"):
+    for flag in ("model", "name", "socket"):
         parser.add_argument("--" + flag)
-    for flag in ("port", "lanes", "window", "load-ms"):
+    for flag in ("lanes", "window", "load-ms"):
         parser.add_argument("--" + flag, type=int)
     ARGS = parser.parse_args()
     MODEL = json.loads(Path(ARGS.model).read_text(encoding="utf-8"))
     READY_AT = time.monotonic() + ARGS.load_ms / 1000
-    ThreadingHTTPServer(("127.0.0.1", ARGS.port), Handler).serve_forever()
+    Server(ARGS.socket, Handler).serve_forever()

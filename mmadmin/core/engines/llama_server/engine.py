@@ -164,7 +164,7 @@ class LlamaServer:
         argv = [str(system.parts["engine"] / BINARY), "--model", str(system.parts["model"])]
         if "mmproj" in system.parts:
             argv += ["--mmproj", str(system.parts["mmproj"])]
-        argv += ["--host", seat.host, "--port", str(seat.port)]
+        argv += ["--host", seat.socket]
         values = {name: getattr(options, name) for name in _NAMED}
         values["context"] = options.context * options.slots
         for name in _BEFORE_TEMPLATE:
@@ -194,8 +194,7 @@ class LlamaServer:
             ),
             questions=self.questions,
             load_deadline_s=LOAD_SECONDS + size // SLOWEST_DISK,
-            host=seat.host,
-            port=seat.port,
+            socket=seat.socket,
             help_argv=(argv[0], "--help"),
         )
 

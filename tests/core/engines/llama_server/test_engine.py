@@ -32,8 +32,7 @@ SYSTEM = System(
 SEED = """
 llama-server
 --model /store/model/model.gguf
---host 127.0.0.1
---port 20000
+--host /run/engine.sock
 --ctx-size 65536
 --n-gpu-layers 99
 --tensor-split "8,8,8,8"
@@ -47,13 +46,13 @@ llama-server
 --top-k 40
 --alias mistral-medium-3.5
 """
-"""The command of the walkthrough that this deployment replaces, without its key; on loopback."""
+"""The command of the walkthrough that this deployment replaces, without its key; on a socket."""
 
 
 def launch(options, *, seat=None, system=SYSTEM):
     """The launch of some options, read as the parser reads them."""
     return SERVER.launch(
-        replace(system, options=SERVER.read_options(options)), seat or Seat("127.0.0.1", 21000)
+        replace(system, options=SERVER.read_options(options)), seat or Seat("/run/engine.sock")
     )
 
 
@@ -65,7 +64,7 @@ def refusal(options, **more) -> InvalidSpec:
 
 
 def test_the_v100_deployment_has_the_seeds_command():
-    """Word for word, but for the key (by environment) and the address (loopback)."""
+    """Word for word, but for the key (by environment) and the address (a socket)."""
     spec = parse_spec((CATALOG / "mistral-medium-3.5-v100.toml").read_text(encoding="utf-8"))
     system = replace(
         SYSTEM,
@@ -74,7 +73,7 @@ def test_the_v100_deployment_has_the_seeds_command():
         alias=spec.public_name,
         facts=ModelFacts("mistral3", 74_800_000_000, layers=88, context_length=262_144),
     )
-    made = SERVER.launch(system, Seat("127.0.0.1", 20000, devices=(0, 1, 2, 3)))
+    made = SERVER.launch(system, Seat("/run/engine.sock", devices=(0, 1, 2, 3)))
     assert made.argv == ["/store/engine/bin/llama-server", *shlex.split(SEED)[1:]]
     assert made.secret_env == "LLAMA_API_KEY"
     assert made.env == {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": "0,1,2,3"}
@@ -88,7 +87,7 @@ def test_argv_is_as_golden(path):
     case = json.loads(path.read_text(encoding="utf-8"), parse_float=Decimal)
     options = read_table(FIELDS, case["options"], "serve")
     parts = {name: Path(case[name]) for name in ("template", "mmproj") if name in case}
-    seat = Seat("127.0.0.1", 21000, devices=case.get("devices"))
+    seat = Seat("/run/engine.sock", devices=case.get("devices"))
     made = launch(options, seat=seat, system=replace(SYSTEM, parts={**SYSTEM.parts, **parts}))
     assert made.argv == case["argv"]
     assert made.env == case.get("env", {})
@@ -186,7 +185,9 @@ def test_bad_options_are_refused_before_launch(options, field, words):
 
 def test_a_tensor_split_needs_a_share_for_each_gpu():
     """Three shares for four cards would leave one card empty without a word."""
-    error = refusal({"tensor_split": ["1"] * 3}, seat=Seat("127.0.0.1", 1, devices=(0, 1, 2, 3)))
+    error = refusal(
+        {"tensor_split": ["1"] * 3}, seat=Seat("/run/engine.sock", devices=(0, 1, 2, 3))
+    )
     assert "3 shares for 4 GPUs" in str(error)
 
 
@@ -220,8 +221,8 @@ def test_the_catalog_finds_it():
 
 def test_a_seat_shows_its_gpus_alone():
     """By UUID where all are known, else by index; no GPU of a seat is not every GPU."""
-    known = Seat("127.0.0.1", 1, devices=(2, 0), uuids=("GPU-b", "GPU-a"))
+    known = Seat("/run/engine.sock", devices=(2, 0), uuids=("GPU-b", "GPU-a"))
     assert known.gpu_environment["CUDA_VISIBLE_DEVICES"] == "GPU-b,GPU-a"
     assert replace(known, uuids=("GPU-b", "")).gpu_environment["CUDA_VISIBLE_DEVICES"] == "2,0"
     assert replace(known, devices=(), uuids=()).gpu_environment["CUDA_VISIBLE_DEVICES"] == ""
-    assert Seat("127.0.0.1", 1).gpu_environment == {}
+    assert Seat("/run/engine.sock").gpu_environment == {}
