@@ -18,6 +18,9 @@ ROOT = Path(__file__).resolve().parent.parent
 CORE_LIBRARIES = {"gguf", "jinja2", "numpy", "cryptography", "packaging", "tomlkit"}
 """Each is the one library that some module of core exists for."""
 
+PROGRAMS = "programs"
+"""Folders of programs that run in Python environments of their own."""
+
 FORBIDDEN: dict[str, set[str]] = {
     "models": {"deployments", "celery", "ninja", "mmadmin.host", "mmadmin.gate", "mmadmin.cli"},
     "actions": {"deployments.api", "deployments.views", "mmadmin.host", "mmadmin.gate"},
@@ -85,6 +88,7 @@ def test_core_imports_only_the_standard_library_and_its_own_libraries() -> None:
     wrong = [
         f"{path.relative_to(ROOT)} imports {module}"
         for path in sorted((ROOT / "mmadmin" / "core").rglob("*.py"))
+        if path.parent.name != PROGRAMS
         for module in imports(path)
         if module.split(".")[0] not in allowed
         or (
@@ -92,6 +96,14 @@ def test_core_imports_only_the_standard_library_and_its_own_libraries() -> None:
         )
     ]
     assert not wrong
+
+
+def test_programs_of_other_environments_are_imported_by_nobody() -> None:
+    """They need libraries that are not installed here, and import nothing of mmadmin."""
+    for path in sorted((ROOT / "mmadmin").rglob("*.py")):
+        for module in imports(path):
+            assert PROGRAMS not in module.split("."), f"{path} imports {module}"
+            assert path.parent.name != PROGRAMS or not inside(module, "mmadmin")
 
 
 def test_the_package_itself_imports_nothing() -> None:

@@ -30,7 +30,7 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
-from huggingface_hub.hf_api import ModelInfo, RepoFile
+from huggingface_hub.hf_api import DatasetInfo, ModelInfo, RepoFile
 from huggingface_hub.utils._http import default_client_factory
 
 from mmadmin.core.callbacks import Report, silent
@@ -55,6 +55,9 @@ ASKED_BY_A_PERSON = Policy(attempts=2)
 LATER = "try again later, or set HF_TOKEN: known accounts have higher limits"
 SMALL_FILE_LIMIT = 64 << 20
 """Bytes; the hub keeps larger files in LFS, with a digest."""
+
+DATASETS = "datasets/"
+"""Names of data sets begin with it, as their addresses do."""
 
 T = TypeVar("T")
 
@@ -111,19 +114,22 @@ class Hub:
             )
         return commit, str(getattr(info, "id", "") or repo)
 
-    def info(self, repo: str, revision: str = "main") -> ModelInfo:
+    def info(self, repo: str, revision: str = "main") -> ModelInfo | DatasetInfo:
         """What the hub says about a repository: its name now, commit, licence; errors as `resolve`.
 
         A renamed repository answers under its new name (`id`).
         """
-        return self._ask(
-            repo,
-            revision,
-            lambda api: api.model_info(repo, revision=revision, timeout=cast("float", TIMEOUTS)),
-        )
+        kind, name = _kind_of(repo)
+
+        def question(api: HfApi) -> ModelInfo | DatasetInfo:
+            ask = api.dataset_info if kind == "dataset" else api.model_info
+            return ask(name, revision=revision, timeout=cast("float", TIMEOUTS))
+
+        return self._ask(repo, revision, question)
 
     def files(self, repo: str, commit: str) -> list[HubFile]:
         """Every file of the repository at a commit, sorted by path; errors as `resolve`."""
+        kind, name = _kind_of(repo)
 
         def listing(api: HfApi) -> list[HubFile]:
             return [
@@ -133,7 +139,9 @@ class Hub:
                     entry.lfs.sha256 if entry.lfs else None,
                     entry.blob_id,
                 )
-                for entry in api.list_repo_tree(repo, recursive=True, revision=commit)
+                for entry in api.list_repo_tree(
+                    name, recursive=True, revision=commit, repo_type=kind
+                )
                 if isinstance(entry, RepoFile)
             ]
 
@@ -250,6 +258,13 @@ class Hub:
         if status in (408, 429) or status >= httpx2.codes.INTERNAL_SERVER_ERROR:
             return wait
         raise refusal(status, label, error.server_message or "") from error
+
+
+def _kind_of(repo: str) -> tuple[str, str]:
+    """What kind of repository it is for the hub, and its name there."""
+    if repo.startswith(DATASETS):
+        return "dataset", repo.removeprefix(DATASETS)
+    return "model", repo
 
 
 def _answer(error: Exception) -> str:

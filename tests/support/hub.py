@@ -113,6 +113,8 @@ class Handler(BaseHTTPRequestHandler):
                 self.send_content(self.hub.cdn[parts[1]])
             elif parts[:2] == ["api", "models"]:
                 self.api(parts[2:])
+            elif parts[:2] == ["api", "datasets"]:
+                self.api([f"datasets/{parts[2]}", *parts[3:]])
             elif "resolve" in parts:
                 at = parts.index("resolve")
                 self.resolve("/".join(parts[:at]), parts[at + 1], "/".join(parts[at + 2 :]))

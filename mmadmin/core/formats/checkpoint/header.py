@@ -13,7 +13,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
@@ -108,11 +108,15 @@ def read_stream(stream: BinaryIO, file_size: int, name: str) -> SafetensorsHeade
     return SafetensorsHeader(metadata, tuple(tensors), file_size)
 
 
-def tensor_digests(path: Path, header: SafetensorsHeader) -> dict[str, str]:
-    """SHA-256 of each tensor's bytes, type and shape."""
+def tensor_digests(
+    path: Path, header: SafetensorsHeader, names: Collection[str] | None = None
+) -> dict[str, str]:
+    """SHA-256 of each tensor's bytes, type and shape; None = of all tensors."""
     found: dict[str, str] = {}
     with path.open("rb") as stream:
         for tensor in header.tensors:
+            if names is not None and tensor.name not in names:
+                continue
             total = hashlib.sha256(f"{tensor.dtype}{list(tensor.shape)}".encode())
             stream.seek(tensor.offset)
             left = tensor.size
