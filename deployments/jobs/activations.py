@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from django.db import InterfaceError, OperationalError
@@ -254,7 +254,10 @@ class ActivationRun(Engines):
     def _hold(self) -> None:
         """New requests wait at the gates while there is no engine."""
         hold_s = self._options().hold_s + self._load_deadline_s(self._target())
-        self._route(hold_until=timezone.now() + timedelta(seconds=hold_s))
+        with lease.fenced(self.activation):
+            self._hold_until(timezone.now() + timedelta(seconds=hold_s))
+            self._old_drains(self._old())
+        self._publish()
 
     def _start(self) -> None:
         """A seat and a process for the target."""
@@ -297,8 +300,9 @@ class ActivationRun(Engines):
         if old is None:
             return
         with lease.fenced(self.activation):
-            self._old_drains(old)
-        self._publish()
+            drains_only_now = self._old_drains(old)
+        if drains_only_now:  # else the phase before has told the gates
+            self._publish()
         self._let_finish(old, 0 if self._has_fallen(old) else self._options().drain_timeout_s)
 
     def _let_finish(self, generation: Generation, timeout_s: int) -> None:
@@ -477,17 +481,20 @@ class ActivationRun(Engines):
         generation = self.activation.target or self._old()
         return parse_spec(generation.spec_toml).activation
 
-    def _old_drains(self, old: Generation) -> None:
+    def _old_drains(self, old: Generation) -> bool:
+        """False when it drained already."""
         states.advance(
             old.pk, GenerationState.DRAINING, only_from=(GenerationState.LIVE,), **self._by()
         )
-        Replica.objects.filter(generation=old, state=ReplicaState.READY).update(
-            state=ReplicaState.DRAINING
-        )
+        serving = Replica.objects.filter(generation=old, state=ReplicaState.READY)
+        return bool(serving.update(state=ReplicaState.DRAINING))
 
-    def _route(self, *, hold_until: Any) -> None:
+    def _hold_until(self, moment: datetime | None) -> None:
+        Deployment.objects.filter(pk=self.deployment.pk).update(hold_until=moment)
+
+    def _route(self, *, hold_until: datetime | None) -> None:
         with lease.fenced(self.activation):
-            Deployment.objects.filter(pk=self.deployment.pk).update(hold_until=hold_until)
+            self._hold_until(hold_until)
         self._publish()
 
     def _belongs_to(self) -> dict[str, Any]:

@@ -22,7 +22,10 @@ log = logging.getLogger(__name__)
 
 QUIET_S = 6
 """A broker that has been up for this long has a report from every running gate."""
-POLL_S = 0.02
+POLL_S = 0.004
+"""Between the first two looks: a gate takes up a route within milliseconds, and clients wait."""
+LONGEST_POLL_S = 0.05
+"""Between two looks once it takes longer."""
 
 Sleep = Callable[[float], None]
 
@@ -85,11 +88,12 @@ def wait_idle(uid: str, version: int, *, timeout_s: float, sleep: Sleep) -> bool
 
 
 def _until(holds: Callable[[GateView], bool], timeout_s: float, sleep: Sleep) -> bool:
-    deadline = time.monotonic() + timeout_s
+    deadline, pause_s = time.monotonic() + timeout_s, POLL_S
     while True:
         view = look()
         if view is not None and holds(view):
             return True
         if time.monotonic() >= deadline:
             return False
-        sleep(POLL_S)
+        sleep(pause_s)
+        pause_s = min(pause_s * 1.5, LONGEST_POLL_S)

@@ -11,6 +11,7 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -445,7 +446,7 @@ def wanted_of_system(system: System, spec: Spec, built_on: HostFacts | None) -> 
     attached = system.parts.keys() - {"engine", MODEL, TEMPLATE}
     size = sum(system.parts[name].stat().st_size for name in attached)
     kind = catalog.model_format(catalog.engine(system.engine_kind).model_format)
-    wanted = wanted_of(spec, kind.read_header(system.parts[MODEL]), attachment_bytes=size)
+    wanted = wanted_of(spec, _header(kind, system.parts[MODEL]), attachment_bytes=size)
     cuda = version_of(built_on.cuda) if built_on else None
     return replace(
         wanted,
@@ -453,6 +454,17 @@ def wanted_of_system(system: System, spec: Spec, built_on: HostFacts | None) -> 
         case=replace(wanted.case, cuda=cuda),
         built_on=built_on,
     )
+
+
+def _header(kind: ModelFormat, path: Path) -> ModelHeader:
+    """The header of a model in the store; a vocabulary takes long to read, so it is kept."""
+    stat = path.stat()
+    return _read_header(kind, path, (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns))
+
+
+@lru_cache(maxsize=8)
+def _read_header(kind: ModelFormat, path: Path, _identity: tuple[int, ...]) -> ModelHeader:
+    return kind.read_header(path)
 
 
 def estimate_on(

@@ -29,7 +29,7 @@ from mmadmin.host.engine_client import OK, EngineClient, Unanswered
 from mmadmin.host.engine_process import failed_probe
 from mmadmin.host.supervisor import ProgramStatus, Supervisor
 
-POLL_S = 0.02
+POLL_S = 0.01
 """Between two questions about its health: each costs a millisecond, a late one delays clients."""
 LOOK_S = 0.2
 """Between two looks at its process while it loads; these cost ten times as much."""
