@@ -16,7 +16,6 @@ from deployments.broker.queue import enqueue_on_commit
 from deployments.models import Generation, Host, HostTask, PolicyRule, Role, TaskKind, User
 from deployments.queries.lookups import deployment_named, generation_of
 from mmadmin.core.errors import Conflict, InvalidInput, NotFound
-from mmadmin.core.source_policy import Access
 
 REPO = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 REPO_MAX = 200
@@ -41,6 +40,8 @@ def start_task(
     kind = _kind(kind)
     checked = _params(kind, params or {})
     if kind is TaskKind.HUB_SEARCH:
+        from mmadmin.core.source_policy import Access
+
         Access(PolicyRule.policy()).check_hub(checked["repo"], "repo")
     about = _generation(kind, generation)
     on = about.deployment.host if about else _host(host or settings.HOST_NAME)

@@ -10,7 +10,6 @@ from django.utils import timezone
 from deployments.actions.permissions import audit, require
 from deployments.models import PolicyRequest, PolicyRule, RequestState, Role, User
 from mmadmin.core.errors import Conflict, InvalidInput, NotFound
-from mmadmin.core.source_policy import normal_pattern
 
 REASON_MAX = 1000
 
@@ -18,7 +17,7 @@ REASON_MAX = 1000
 def set_rule(actor: User, kind: str, pattern: str, *, allow: bool, reason: str = "") -> PolicyRule:
     """Allow or deny a pattern; replaces what was said of it before."""
     require(actor, Role.ADMIN)
-    pattern, reason = normal_pattern(kind, pattern), _reason(reason)
+    pattern, reason = _pattern(kind, pattern), _reason(reason)
     with transaction.atomic():
         before = _locked_rule(kind, pattern)
         rule, _ = PolicyRule.objects.update_or_create(
@@ -33,7 +32,7 @@ def set_rule(actor: User, kind: str, pattern: str, *, allow: bool, reason: str =
 def remove_rule(actor: User, kind: str, pattern: str) -> None:
     """Take a rule back: the next one that matches, or a default, decides."""
     require(actor, Role.ADMIN)
-    pattern = normal_pattern(kind, pattern)
+    pattern = _pattern(kind, pattern)
     with transaction.atomic():
         before = _locked_rule(kind, pattern)
         if before is None:
@@ -49,7 +48,7 @@ def remove_rule(actor: User, kind: str, pattern: str) -> None:
 def request_exception(actor: User, kind: str, pattern: str, *, reason: str) -> PolicyRequest:
     """Ask the admins to allow what the policy refuses."""
     require(actor, Role.OPERATOR)
-    pattern, reason = normal_pattern(kind, pattern), _reason(reason)
+    pattern, reason = _pattern(kind, pattern), _reason(reason)
     if not reason:
         raise InvalidInput("a request needs a reason", remedy="say what for", field="reason")
     try:
@@ -113,6 +112,13 @@ def _reason(text: str) -> str:
             field="reason",
         )
     return text
+
+
+def _pattern(kind: str, pattern: str) -> str:
+    """The pattern in its form. Raises `InvalidInput`."""
+    from mmadmin.core.source_policy import normal_pattern  # loads engines, and every action this
+
+    return normal_pattern(kind, pattern)
 
 
 def _locked_rule(kind: str, pattern: str) -> PolicyRule | None:

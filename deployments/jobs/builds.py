@@ -45,6 +45,7 @@ from mmadmin.core.source_policy import Access
 from mmadmin.core.spec.lock import Lock, lock_as_json, lock_from_json
 from mmadmin.core.spec.spec import Spec, parse_spec
 from mmadmin.core.store import Staging, Store, StoreObject
+from mmadmin.core.store.substitute import Substituter
 
 STATE_OF_ACTION = {"cached": StepState.CACHED}
 FAILED = (GenerationState.FAILED,)
@@ -84,7 +85,8 @@ def run(recorder: Recorder[Build], machine: BuildHost) -> None:
         goal = machine.goal(spec, lock, facts)
     access.check_graph(goal)
     store = machine.store()
-    planned = plan(goal, store, machine.recipe, machine.substituter(store, recorder.log))
+    substituter = machine.substituter(store, recorder.log)
+    planned = plan(goal, store, machine.recipe, substituter)
     as_json = planned.as_json() | {
         "disk_free_bytes": store.free_bytes(),
         "disk_usable_bytes": store.usable_bytes(),
@@ -103,10 +105,12 @@ def run(recorder: Recorder[Build], machine: BuildHost) -> None:
         recorder.phase("building")
         if again:
             with only_the_same():
-                system = _realise(recorder, machine, goal, store, generation)
+                system = _realise(
+                    recorder, machine, goal, store, generation, substituter=substituter
+                )
             _compare(generation, system)
             return
-        system = _realise(recorder, machine, goal, store, generation)
+        system = _realise(recorder, machine, goal, store, generation, substituter=substituter)
         _finish(recorder, generation, system, machine.describe(system, spec), store)
 
 
@@ -191,6 +195,8 @@ def _realise(
     goal: Derivation,
     store: Store,
     generation: Generation,
+    *,
+    substituter: Substituter | None,
 ) -> str:
     """Build what is missing; returns the name of the system object."""
     observer, access = StepRecorder(recorder, store), recorder.job.access
@@ -221,7 +227,7 @@ def _realise(
             root=GoalRoot("generation", generation.uid, f"generation {generation.uid}"),
             recipe_of=machine.recipe,
             host=recorder.job.host.name,
-            substituter=machine.substituter(store, recorder.log),
+            substituter=substituter,
             owner=f"build {recorder.job.pk} of {generation.uid}",
         )
     except LeaseLost:

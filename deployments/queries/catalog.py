@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -31,6 +30,8 @@ def catalog(actor: User) -> tuple[Entry, ...]:
 
 @cache
 def _entries() -> tuple[Entry, ...]:
+    import tomllib
+
     entries = []
     for path in sorted(CATALOG.glob("*.toml")):
         text = path.read_text(encoding="utf-8")

@@ -37,7 +37,7 @@ from deployments.queries.paging import (
 from mmadmin.core.generations.lifecycle import GenerationState
 
 if TYPE_CHECKING:
-    from mmadmin.core.generations.diff import DiffRow, Side
+    from mmadmin.core.generations.diff import DiffRow
 
 
 Reports = Mapping[int, Mapping[str, Any]]
@@ -369,9 +369,13 @@ def _differences(before: Generation, after: Generation) -> list[DiffRow]:
 
 
 def _compared(before: Generation, after: Generation, reports: Reports) -> list[DiffRow]:
-    from mmadmin.core.generations.diff import diff as core_diff
+    was, now = _recorded(before, reports[before.pk]), _recorded(after, reports[after.pk])
+    found: list[DiffRow] = []
+    if was != now:
+        from mmadmin.core.generations.diff import Side
+        from mmadmin.core.generations.diff import diff as core_diff
 
-    found = core_diff(_side(before, reports[before.pk]), _side(after, reports[after.pk]))
+        found = core_diff(Side(**was), Side(**now))
     _known_differences[_pair(before, after)] = found
     if len(_known_differences) > KNOWN_DIFFERENCES:
         _known_differences.popitem(last=False)
@@ -407,21 +411,20 @@ COMPARED = (
 )
 
 
-def _side(generation: Generation, reports: Mapping[str, Any]) -> Side:
-    from mmadmin.core.generations.diff import Side
-
-    return Side(
-        spec_toml=generation.spec_toml,
-        lock=generation.lock,
-        graph=generation.graph,
-        argv=reports.get(ReportKind.COMMAND),
-        template=reports.get(ReportKind.TEMPLATE),
-        probes=reports.get(ReportKind.PROBES),
-        model=reports.get(ReportKind.MODEL),
-        renders=reports.get(ReportKind.RENDERS),
-        size_bytes=generation.size_bytes or None,
-        needs=reports.get(ReportKind.NEEDS),
-    )
+def _recorded(generation: Generation, reports: Mapping[str, Any]) -> dict[str, Any]:
+    """What a comparison reads (`core.generations.diff.Side`), which takes long to load."""
+    return {
+        "spec_toml": generation.spec_toml,
+        "lock": generation.lock,
+        "graph": generation.graph,
+        "argv": reports.get(ReportKind.COMMAND),
+        "template": reports.get(ReportKind.TEMPLATE),
+        "probes": reports.get(ReportKind.PROBES),
+        "model": reports.get(ReportKind.MODEL),
+        "renders": reports.get(ReportKind.RENDERS),
+        "size_bytes": generation.size_bytes or None,
+        "needs": reports.get(ReportKind.NEEDS),
+    }
 
 
 _known_differences: OrderedDict[tuple[object, ...], list[DiffRow]] = OrderedDict()

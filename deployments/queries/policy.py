@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from django.db.models import Q
 
 from deployments.models import PolicyRequest, PolicyRule, RequestState, Role, User
 from deployments.queries.paging import Page, paged, require
 from mmadmin.core.errors import NotFound
-from mmadmin.core.source_policy import Rule, normal_pattern
+
+if TYPE_CHECKING:
+    from mmadmin.core.source_policy import Rule
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +34,8 @@ def policy(actor: User) -> list[RuleRow]:
 def decision(actor: User, kind: str, subject: str) -> Rule:
     """The rule that decides on something that a deployment could name. Raises `InvalidInput`."""
     require(actor, Role.OPERATOR)
+    from mmadmin.core.source_policy import normal_pattern
+
     return PolicyRule.policy().decide(kind, normal_pattern(kind, subject))
 
 

@@ -138,6 +138,8 @@ def _pinned(generation: Generation) -> list[str]:
 
 def _changes(rows: Sequence[DiffRow]) -> str:
     """The few differences to its parent that say most, a line each; not what came of them."""
+    if not rows:
+        return ""
     from mmadmin.core.generations.diff import telling, written
 
     few = telling(rows, CHANGES_SHOWN)

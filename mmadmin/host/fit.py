@@ -459,12 +459,12 @@ def wanted_of_system(system: System, spec: Spec, built_on: HostFacts | None) -> 
 def _header(kind: ModelFormat, path: Path) -> ModelHeader:
     """The header of a model in the store; a vocabulary takes long to read, so it is kept."""
     stat = path.stat()
-    return _read_header(kind, path, (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns))
+    return _read_header(kind.kind, path, (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns))
 
 
 @lru_cache(maxsize=8)
-def _read_header(kind: ModelFormat, path: Path, _identity: tuple[int, ...]) -> ModelHeader:
-    return kind.read_header(path)
+def _read_header(kind: str, path: Path, _identity: tuple[int, ...]) -> ModelHeader:
+    return catalog.model_format(kind).read_header(path)
 
 
 def estimate_on(

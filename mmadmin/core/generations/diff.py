@@ -167,7 +167,8 @@ def _compare(
 
 
 def _spec_rows(before: str, after: str) -> Iterator[DiffRow]:
-    yield from _compare("spec", _spec_fields(before), _spec_fields(after))
+    if before != after:
+        yield from _compare("spec", _spec_fields(before), _spec_fields(after))
 
 
 @lru_cache(maxsize=256)  # a history compares each generation with its parent and with its child
