@@ -734,26 +734,49 @@ def get_request(request: HttpRequest, request_id: str) -> Any:
     return queries.request(who(request), request_id)
 
 
+def _usage(
+    request: HttpRequest, by: queries.By, since: datetime | None, until: datetime | None, **of: Any
+) -> list[dict[str, Any]]:
+    until = until or timezone.now()
+    since = since or until - timedelta(days=7)
+    return queries.usage(who(request), since=since, until=until, by=by, **of)
+
+
 @rest.get("/usage", response={200: list[s.UsageOut], **ERRORS})
 def usage(  # noqa: PLR0917 (query parameters)
     request: HttpRequest,
-    since: datetime,
-    until: datetime,
+    since: datetime | None = None,
+    until: datetime | None = None,
     deployment: str = "",
     key_id: str = "",
     generation: int | None = Query(None, ge=0, le=2**31 - 1),
-    by: Literal["hour", "day", "key", "deployment", "generation", "endpoint"] = "hour",
+    by: queries.By = "hour",
 ) -> Any:
-    """Sums of the usage records from `since` to `until`."""
-    return queries.usage(
-        who(request),
-        since=since,
-        until=until,
-        deployment=deployment,
-        key_id=key_id,
-        generation=generation,
-        by=by,
-    )
+    """Sums of the usage records from `since` (else a week before) to `until` (else now)."""
+    of = {"deployment": deployment, "key_id": key_id, "generation": generation}
+    return _usage(request, by, since, until, **of)
+
+
+@rest.get(
+    "/usage.csv",
+    response=ERRORS,
+    openapi_extra={
+        "responses": {200: {"description": "OK", "content": {"text/csv": {"schema": {}}}}}
+    },
+)
+def usage_csv(  # noqa: PLR0917 (query parameters)
+    request: HttpRequest,
+    since: datetime | None = None,
+    until: datetime | None = None,
+    deployment: str = "",
+    key_id: str = "",
+    generation: int | None = Query(None, ge=0, le=2**31 - 1),
+    by: queries.By = "hour",
+) -> HttpResponse:
+    """The same sums as CSV."""
+    of = {"deployment": deployment, "key_id": key_id, "generation": generation}
+    text = queries.usage_csv(_usage(request, by, since, until, **of), by)
+    return HttpResponse(text, content_type="text/csv; charset=utf-8")
 
 
 def _page(found: queries.Page[Any], convert: Any = None) -> dict[str, Any]:

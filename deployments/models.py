@@ -1085,7 +1085,7 @@ TOKENS_AND_TIMES = (
     "duration_ms",
 )
 """What a request adds to a row of sums by its own figures."""
-SUMS = ("requests", "failed", *TOKENS_AND_TIMES)
+SUMS = ("requests", "failed", *TOKENS_AND_TIMES, "refused", "cancelled")
 """The fields of `UsageSums`."""
 
 
@@ -1093,7 +1093,11 @@ class UsageSums(models.Model):
     """A row of the usage records that adds up requests."""
 
     requests = models.PositiveIntegerField(default=0)
+    """Without the refused ones."""
     failed = models.PositiveIntegerField(default=0)
+    refused = models.PositiveIntegerField(default=0)
+    cancelled = models.PositiveIntegerField(default=0)
+    """The client left, or its key was revoked."""
     prompt_tokens = models.PositiveBigIntegerField(default=0)
     completion_tokens = models.PositiveBigIntegerField(default=0)
     cached_tokens = models.PositiveBigIntegerField(default=0)

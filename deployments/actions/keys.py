@@ -54,7 +54,13 @@ def issue_key(
         "tokens_per_month": tokens_per_month,
     }
     check_key_fields(
-        {"owner": owner, "note": note, "deployments": deployments, "expires_at": expires_at}
+        {
+            "owner": owner,
+            "note": note,
+            "deployments": deployments,
+            "endpoints": endpoints,
+            "expires_at": expires_at,
+        }
         | limits
     )
     new = access.new_key(pepper())
@@ -94,6 +100,12 @@ def check_key_fields(fields: dict[str, Any]) -> None:
             raise InvalidInput(
                 f"{field} is out of range", remedy=f"use 0 (no limit) to {LIMIT_MAX}", field=field
             )
+    if unknown := set(fields.get("endpoints") or ()) - set(access.ENDPOINTS):
+        raise InvalidInput(
+            f"there is no endpoint {', '.join(sorted(unknown))}",
+            remedy=f"use {', '.join(access.ENDPOINTS)}",
+            field="endpoints",
+        )
     names = set(fields.get("deployments") or ())
     unknown = names - set(Deployment.objects.filter(name__in=names).values_list("name", flat=True))
     if unknown:
@@ -164,6 +176,7 @@ def rotate_key(
     with transaction.atomic():
         old = _locked_key(key_id)
         _refuse_revoked(old)
+        _refuse_followed(old)
         key = ClientKey.objects.create(
             key_id=new.key_id,
             digest=new.digest,
@@ -184,6 +197,16 @@ def rotate_key(
             actor, "key.rotate", key, f"key {key} follows {old} of {old.owner}", old=old.key_id
         )
     return key, new.text
+
+
+def _refuse_followed(key: ClientKey) -> None:
+    now = timezone.now()
+    successors = key.rotations.filter(revoked_at=None).exclude(expires_at__lte=now)
+    if (successor := successors.first()) is not None:
+        raise Conflict(
+            f"key {key} was rotated before: {successor} follows it",
+            remedy=f"rotate {successor}, or revoke it first if its text is lost",
+        )
 
 
 PLAYGROUND_KEY_LASTS = timedelta(hours=1)
@@ -235,11 +258,27 @@ def edit_key(actor: User, key_id: str, **changes: Any) -> ClientKey:
     with transaction.atomic():
         key = _locked_key(key_id)
         _refuse_revoked(key)
+        told: dict[str, list[Any]] = {}
         for field, value in changes.items():
             as_list = field in {"deployments", "endpoints"}
-            setattr(key, field, sorted(set(value)) if as_list else value)
+            before, after = getattr(key, field), sorted(set(value)) if as_list else value
+            setattr(key, field, after)
+            if before != after:
+                told[field] = [_told(before), _told(after)]
         key.save(update_fields=list(changes))
+        summary = "; ".join(f"{name} {_short(a)} → {_short(b)}" for name, (a, b) in told.items())
         _after_key_change(
-            actor, "key.edit", key, f"key {key}: {', '.join(changes)}", fields=sorted(changes)
+            actor, "key.edit", key, f"key {key}: {summary or 'no changes'}", changes=told
         )
     return key
+
+
+def _told(value: Any) -> Any:
+    """A value of a key's field as the audit log keeps it."""
+    return value.isoformat() if isinstance(value, datetime) else value
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(value) or "all"
+    return "none" if value in (None, 0, "") else str(value)

@@ -164,8 +164,12 @@ def _nothing() -> dict[str, int]:
 
 def _count(row: dict[str, int], usage: Usage) -> None:
     """Add one request to a row of sums."""
+    if usage.outcome == "refused":
+        row["refused"] += 1
+        return
     row["requests"] += 1
-    row["failed"] += usage.outcome == "failed"
+    if usage.outcome != "ok":
+        row[usage.outcome] += 1
     for name in TOKENS_AND_TIMES:
         row[name] += getattr(usage, name)
 

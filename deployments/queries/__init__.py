@@ -36,7 +36,7 @@ from deployments.queries.jobs import (
     builds,
     warnings,
 )
-from deployments.queries.keys import key, key_events, keys, revoked_by
+from deployments.queries.keys import key, key_events, key_owners, keys, revoked_by
 from deployments.queries.measurements import MeasuredRow, measured
 from deployments.queries.overview import (
     DeploymentRow,
@@ -49,10 +49,18 @@ from deployments.queries.paging import Page, reports_of, require
 from deployments.queries.policy import RuleRow, decision, exception, policy, requests
 from deployments.queries.preview import ActivationPreview, preview
 from deployments.queries.trials import trial, trials, trials_just_failed, tryable
-from deployments.queries.usage_records import budgets, request, usage, usage_events
+from deployments.queries.usage_records import (
+    By,
+    budgets,
+    request,
+    usage,
+    usage_csv,
+    usage_events,
+)
 
 __all__ = [
     "ActivationPreview",
+    "By",
     "DeploymentRow",
     "Entry",
     "HistoryRow",
@@ -87,6 +95,7 @@ __all__ = [
     "hosts",
     "key",
     "key_events",
+    "key_owners",
     "keys",
     "live_spans",
     "measured",
@@ -107,6 +116,7 @@ __all__ = [
     "trials_just_failed",
     "tryable",
     "usage",
+    "usage_csv",
     "usage_events",
     "users",
     "warnings",

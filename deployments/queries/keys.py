@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from django.db.models import Q
 from django.utils import timezone
 
@@ -53,6 +55,13 @@ def key(actor: User, key_id: str) -> ClientKey:
     if found is None:
         raise NotFound(f"there is no key {key_id}")
     return found
+
+
+def key_owners(actor: User, key_ids: Collection[str]) -> dict[str, str]:
+    """Whose keys these are."""
+    require(actor, Role.OPERATOR)
+    rows = ClientKey.objects.filter(key_id__in=key_ids)
+    return dict(rows.values_list("key_id", "owner"))
 
 
 def revoked_by(actor: User, key_id: str) -> str | None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import csv
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from io import StringIO
 from typing import Any, Literal
 
 from django.db.models import F, Q, Sum
@@ -17,8 +19,20 @@ from deployments.models import (
     UsageEvent,
     User,
 )
+from deployments.queries.keys import key_owners
 from deployments.queries.paging import Page, aware, paged, require
 from mmadmin.core.errors import InvalidInput, NotFound
+
+By = Literal["hour", "day", "key", "owner", "deployment", "generation", "endpoint"]
+GROUPS: dict[By, tuple[str, ...]] = {
+    "hour": ("hour",),
+    "day": ("hour",),
+    "key": ("key_id",),
+    "owner": ("key_id",),
+    "deployment": ("deployment",),
+    "generation": ("deployment", "generation"),
+    "endpoint": ("endpoint",),
+}
 
 
 def usage(
@@ -29,15 +43,16 @@ def usage(
     deployment: str = "",
     key_id: str = "",
     generation: int | None = None,
-    by: Literal["hour", "day", "key", "deployment", "generation", "endpoint"] = "hour",
+    by: By = "hour",
 ) -> list[dict[str, Any]]:
-    """Sums of usage from `since` to `until`, grouped by time, key, deployment or generation.
+    """Sums of usage from `since` to `until`, grouped by time, key, owner, deployment, generation.
 
-    Every row holds the group's name(s) and the sums `requests`, `failed`, `prompt_tokens`,
-    `completion_tokens`, `cached_tokens`, `reasoning_tokens`, `ttft_ms`, `duration_ms`.
-    Keys are for operators.
+    Every row holds the group's name(s) and the sums `requests`, `failed`, `cancelled`, `refused`,
+    `prompt_tokens`, `completion_tokens`, `cached_tokens`, `reasoning_tokens`, `ttft_ms`,
+    `duration_ms`; one of a key also its `owner`. Refused requests are not among `requests`.
+    Keys and owners are for operators.
     """
-    require(actor, Role.OPERATOR if by == "key" or key_id else Role.VIEWER)
+    require(actor, Role.OPERATOR if by in {"key", "owner"} or key_id else Role.VIEWER)
     since, until = aware(since), aware(until)
     wanted: dict[str, Any] = {}
     if deployment:
@@ -46,26 +61,56 @@ def usage(
         wanted["key_id"] = key_id
     if generation is not None:
         wanted["generation"] = generation
-    group = {
-        "hour": ("hour",),
-        "day": ("hour",),
-        "key": ("key_id",),
-        "deployment": ("deployment",),
-        "generation": ("deployment", "generation"),
-        "endpoint": ("endpoint",),
-    }.get(by)
+    group = GROUPS.get(by)
     if group is None:
         raise InvalidInput(f"usage cannot be grouped by {by!r}")
     sums = {name: Sum(name) for name in SUMS}
-    of = _whole_days(since, until, by, set(wanted))
+    of = _whole_days(since, until, "key" if by == "owner" else by, set(wanted))
     if of is not None:
         if by == "day":
             group = ("day",)
         days = UsageDay.objects.filter(of=of, day__gte=since, day__lt=until, **wanted)
-        return list(days.order_by(*group).values(*group).annotate(**sums))
-    rows = UsageBucket.objects.filter(hour__gte=since, hour__lt=until, **wanted)
-    found = list(rows.order_by(*group).values(*group).annotate(**sums))
-    return _by_day(found) if by == "day" else found
+        found = list(days.order_by(*group).values(*group).annotate(**sums))
+    else:
+        rows = UsageBucket.objects.filter(hour__gte=since, hour__lt=until, **wanted)
+        found = list(rows.order_by(*group).values(*group).annotate(**sums))
+        if by == "day":
+            return _by_day(found)
+    if by == "owner":
+        return _by_owner(actor, found)
+    if by == "key":
+        owners = key_owners(actor, [row["key_id"] for row in found])
+        return [row | {"owner": owners.get(row["key_id"], "")} for row in found]
+    return found
+
+
+def usage_csv(rows: Sequence[Mapping[str, Any]], by: By) -> str:
+    """The sums as CSV, for spreadsheets: times are sums, to be divided by the requests."""
+    names: Sequence[str] = {"day": ("day",), "owner": ("owner",), "key": ("key_id", "owner")}.get(by, GROUPS[by])
+    text = StringIO()
+    writer = csv.writer(text)
+    writer.writerow([*names, *(f"{n}_sum" if n.endswith("_ms") else n for n in SUMS)])
+    for row in rows:
+        writer.writerow([_harmless(row[n]) for n in names] + [row[n] for n in SUMS])
+    return text.getvalue()
+
+
+def _harmless(value: object) -> str:
+    """Text that no spreadsheet takes for a formula."""
+    text = value.isoformat() if isinstance(value, datetime) else str(value)
+    return f"'{text}" if text[:1] in {"=", "+", "-", "@"} else text
+
+
+def _by_owner(actor: User, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Sums of keys added up to those of their owners."""
+    owners = key_owners(actor, [row["key_id"] for row in rows])
+    found: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        owner = owners.get(row["key_id"], "")
+        into = found.setdefault(owner, {"owner": owner, **dict.fromkeys(SUMS, 0)})
+        for name in SUMS:
+            into[name] += row[name]
+    return sorted(found.values(), key=lambda row: row["owner"])
 
 
 def _whole_days(since: datetime, until: datetime, by: str, wanted: set[str]) -> str | None:

@@ -76,11 +76,15 @@ class NewKeyOut(KeyOut):
     """A key just made: the only answer that ever holds its text."""
 
     key: str = Field(description="Shown this once.")
+    old_key_expires_at: datetime | None = Field(description="When the key that it follows ends.")
 
     @classmethod
     def of_new(cls, row: ClientKey, text: str) -> NewKeyOut:
         """A key and its text."""
-        return cls(**cls.key_of(row, (0, 0)), key=text)
+        old = row.rotated_from
+        return cls(
+            **cls.key_of(row, (0, 0)), key=text, old_key_expires_at=old.expires_at if old else None
+        )
 
 
 class TokenOut(Schema):
@@ -234,11 +238,14 @@ class UsageOut(Schema):
     hour: datetime | None = None
     day: datetime | None = None
     key_id: str | None = None
+    owner: str | None = None
     deployment: str | None = None
     generation: int | None = None
     endpoint: str | None = None
-    requests: int
+    requests: int = Field(description="Without the refused ones.")
     failed: int
+    refused: int
+    cancelled: int = Field(description="The client left, or its key was revoked.")
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int

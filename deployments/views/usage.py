@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import csv
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from io import StringIO
 from typing import Any, Literal, cast
 
 from django.http import HttpRequest, HttpResponse
@@ -18,8 +16,6 @@ from deployments.drawing.chart import Chart, Series, draw
 from deployments.models import Role, User
 from deployments.templatetags.mm import brief, milliseconds
 from deployments.views.page import page, person, show
-
-By = Literal["hour", "day", "key", "deployment", "generation"]
 
 SPANS: dict[str, tuple[str, timedelta, Literal["hour", "day"]]] = {
     "24h": ("24 hours", timedelta(hours=24), "hour"),
@@ -34,12 +30,15 @@ _answers: dict[Wanted, tuple[float, list[dict[str, Any]], list[Chart]]] = {}
 GROUPS = (
     ("deployment", "deployment"),
     ("generation", "generation"),
+    ("owner", "owner"),
     ("key", "key"),
     ("day", "day"),
 )
 COLUMNS = (
     "requests",
     "failed",
+    "refused",
+    "cancelled",
     "prompt_tokens",
     "completion_tokens",
     "cached_tokens",
@@ -54,7 +53,7 @@ class Wanted:
     span: str
     deployment: str
     key_id: str
-    by: By
+    by: queries.By
     since: datetime
     until: datetime
 
@@ -78,7 +77,7 @@ class Wanted:
             span,
             request.GET.get("deployment", ""),
             request.GET.get("key", "").removeprefix("sk-mm-"),
-            cast("By", by if by in dict(GROUPS) else "deployment"),
+            cast("queries.By", by if by in dict(GROUPS) else "deployment"),
             since,
             until,
         )
@@ -122,9 +121,17 @@ def _times(since: datetime, until: datetime, length: timedelta) -> Iterator[date
 
 
 def _requests(each: Sequence[Mapping[str, Any]]) -> list[Series]:
-    failed = [row.get("failed", 0) for row in each]
-    good = [row.get("requests", 0) - bad for row, bad in zip(each, failed, strict=True)]
-    return [Series("succeeded", good, "c0"), Series("failed", failed, "cbad")]
+    def of(name: str) -> list[int]:
+        return [row.get(name, 0) for row in each]
+
+    asked, failed, cancelled = of("requests"), of("failed"), of("cancelled")
+    good = [a - b - c for a, b, c in zip(asked, failed, cancelled, strict=True)]
+    return [
+        Series("succeeded", good, "c0"),
+        Series("cancelled", cancelled, "c1"),
+        Series("refused", of("refused"), "c2"),
+        Series("failed", failed, "cbad"),
+    ]
 
 
 def _tokens(each: Sequence[Mapping[str, Any]]) -> list[Series]:
@@ -181,7 +188,11 @@ def usage(request: HttpRequest) -> HttpResponse:
         "sums": sums,
         "ttft": sums["ttft_ms"] / sums["requests"] if sums["requests"] else None,
         "spans": [(name, label) for name, (label, _, _) in SPANS.items()],
-        "groups": [(by, word) for by, word in GROUPS if by != "key" or me.at_least(Role.OPERATOR)],
+        "groups": [
+            (by, word)
+            for by, word in GROUPS
+            if by not in {"key", "owner"} or me.at_least(Role.OPERATOR)
+        ],
         "names": queries.deployment_names(me),
     }
     return show(request, "usage/page.html", context)
@@ -200,23 +211,7 @@ def _counted(me: User, wanted: Wanted) -> tuple[list[dict[str, Any]], list[Chart
 
 
 def _csv(rows: list[dict[str, Any]], wanted: Wanted) -> HttpResponse:
-    names = {"deployment": ["deployment"], "generation": ["deployment", "generation"]}.get(
-        wanted.by, ["key_id" if wanted.by == "key" else wanted.by]
-    )
-    text = StringIO()
-    writer = csv.writer(text)
-    writer.writerow([*names, *COLUMNS, "ttft_ms_sum", "duration_ms_sum"])
-    for row in rows:
-        writer.writerow(
-            [_harmless(row[n]) for n in names]
-            + [row[c] for c in (*COLUMNS, "ttft_ms", "duration_ms")]
-        )
-    answer = HttpResponse(text.getvalue(), content_type="text/csv; charset=utf-8")
+    text = queries.usage_csv(rows, wanted.by)
+    answer = HttpResponse(text, content_type="text/csv; charset=utf-8")
     answer["Content-Disposition"] = f'attachment; filename="usage-{wanted.span}.csv"'
     return answer
-
-
-def _harmless(value: object) -> str:
-    """Text that no spreadsheet takes for a formula."""
-    text = value.isoformat() if isinstance(value, datetime) else str(value)
-    return f"'{text}" if text[:1] in {"=", "+", "-", "@"} else text

@@ -1,4 +1,4 @@
-"""`mm keys`: issue, list and revoke the keys with which clients call the gate."""
+"""`mm keys`: the keys with which clients call the gate, from issuing to revoking."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from mmadmin.cli.installation import public_gate_url
 from mmadmin.cli.output import JsonFlag, console, emit_json, escape, styled, when_text
 from mmadmin.cli.records import actor
 from mmadmin.cli.tables import Column, table
+from mmadmin.core.access import ENDPOINTS
+from mmadmin.core.errors import InvalidInput
 from mmadmin.core.home import Ports
 
 if TYPE_CHECKING:
@@ -27,7 +29,8 @@ def bare_id(text: str) -> str:
     return text.removeprefix("sk-mm-").split("-", 1)[0]
 
 
-def _as_json(key: ClientKey) -> dict[str, Any]:
+def _as_json(key: ClientKey, spent: tuple[int, int] | None = None) -> dict[str, Any]:
+    used = {} if spent is None else {"used_today": spent[0], "used_this_month": spent[1]}
     return {
         "id": key.key_id,
         "prefix": str(key),
@@ -44,59 +47,106 @@ def _as_json(key: ClientKey) -> dict[str, Any]:
         "expires_at": key.expires_at,
         "last_used_at": key.last_used_at,
         "created_at": key.created_at,
+        **used,
     }
+
+
+Owner = Annotated[str, typer.Option(help="Who will use it.")]
+Note = Annotated[str | None, typer.Option(help="What for.")]
+Deployments = Annotated[
+    list[str] | None,
+    typer.Option("--deployment", help="May use only this deployment; may be repeated."),
+]
+Endpoints = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--endpoint", help=f"May use only this endpoint; may be repeated: {', '.join(ENDPOINTS)}."
+    ),
+]
+Rpm = Annotated[int | None, typer.Option(help="Requests a minute; 0 = no limit.", min=0)]
+Tpm = Annotated[int | None, typer.Option(help="Tokens a minute; 0 = no limit.", min=0)]
+Concurrency = Annotated[
+    int | None, typer.Option(help="Requests at the same time; 0 = no limit.", min=0)
+]
+PerDay = Annotated[int | None, typer.Option(help="Tokens a day (UTC); 0 = no limit.", min=0)]
+PerMonth = Annotated[int | None, typer.Option(help="Tokens a month (UTC); 0 = no limit.", min=0)]
+ExpiresInDays = Annotated[
+    int | None, typer.Option(help="Expires after this many days.", min=1, max=36_500)
+]
+LIMIT_WORDS = {
+    "rpm": "requests/min",
+    "tpm": "tokens/min",
+    "concurrency": "at once",
+    "tokens_per_day": "tokens/day",
+    "tokens_per_month": "tokens/month",
+}
+
+
+def _limits_text(key: ClientKey) -> str:
+    found = [
+        f"{getattr(key, name)} {word}" for name, word in LIMIT_WORDS.items() if getattr(key, name)
+    ]
+    return ", ".join(found) or "none"
+
+
+def _may_use(key: ClientKey) -> str:
+    models, endpoints = ", ".join(key.deployments), ", ".join(key.endpoints)
+    return f"{models or 'all'} ({endpoints} only)" if endpoints else models or "all"
+
+
+def _used_text(key: ClientKey, spent: tuple[int, int]) -> str:
+    """The use of the key's budgets."""
+    found = [
+        f"{used} of {limit} {word}"
+        for used, limit, word in (
+            (spent[0], key.tokens_per_day, "today"),
+            (spent[1], key.tokens_per_month, "this month"),
+        )
+        if limit
+    ]
+    return ", ".join(found)
+
+
+def _expiry(days: int | None) -> datetime | None:
+    return datetime.now(UTC) + timedelta(days=days) if days else None
 
 
 @app.command()
 def issue(
     *,
-    owner: Annotated[str, typer.Option(help="Who will use it.")],
-    note: Annotated[str, typer.Option(help="What for.")] = "",
-    deployment: Annotated[
-        list[str] | None,
-        typer.Option(help="May use only this deployment; may be repeated. Without it: all."),
-    ] = None,
-    endpoint: Annotated[
-        list[str] | None,
-        typer.Option(help="May use only this endpoint; may be repeated. Without it: all."),
-    ] = None,
-    rpm: Annotated[int, typer.Option(help="Requests a minute; 0 = no limit.", min=0)] = 0,
-    tpm: Annotated[int, typer.Option(help="Tokens a minute; 0 = no limit.", min=0)] = 0,
-    concurrency: Annotated[
-        int, typer.Option(help="Requests at the same time; 0 = no limit.", min=0)
-    ] = 0,
-    tokens_per_day: Annotated[
-        int, typer.Option(help="Tokens a day (UTC); 0 = no limit.", min=0)
-    ] = 0,
-    tokens_per_month: Annotated[
-        int, typer.Option(help="Tokens a month (UTC); 0 = no limit.", min=0)
-    ] = 0,
-    expires_in_days: Annotated[
-        int | None,
-        typer.Option(help="Expires after this many days; without it: never.", min=1, max=36_500),
-    ] = None,
+    owner: Owner,
+    note: Note = None,
+    deployment: Deployments = None,
+    endpoint: Endpoints = None,
+    rpm: Rpm = None,
+    tpm: Tpm = None,
+    concurrency: Concurrency = None,
+    tokens_per_day: PerDay = None,
+    tokens_per_month: PerMonth = None,
+    expires_in_days: ExpiresInDays = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Issue a key. Its text is printed this once and kept nowhere.
+
+    Without --deployment, --endpoint, a limit or an expiry, nothing is restricted.
 
     Example: mm keys issue --owner alice --note "coding agent" --tokens-per-day 2000000
     """
     person = actor()
     from deployments import actions
 
-    expires_at = datetime.now(UTC) + timedelta(days=expires_in_days) if expires_in_days else None
     key, text = actions.issue_key(
         person,
         owner=owner,
-        note=note,
+        note=note or "",
         deployments=deployment or (),
         endpoints=endpoint or (),
-        rpm=rpm,
-        tpm=tpm,
-        concurrency=concurrency,
-        tokens_per_day=tokens_per_day,
-        tokens_per_month=tokens_per_month,
-        expires_at=expires_at,
+        rpm=rpm or 0,
+        tpm=tpm or 0,
+        concurrency=concurrency or 0,
+        tokens_per_day=tokens_per_day or 0,
+        tokens_per_month=tokens_per_month or 0,
+        expires_at=_expiry(expires_in_days),
     )
     base_url = f"{public_gate_url(Ports.from_env())}/v1"
     if as_json:
@@ -128,7 +178,7 @@ def list_keys(
     page: Annotated[int, typer.Option(help="Older pages.", min=1)] = 1,
     as_json: JsonFlag = False,
 ) -> None:
-    """List keys: prefix, owner, what each may do, when it was last used.
+    """List keys: prefix, owner, what each may do, its limits and budgets, when it was last used.
 
     Example: mm keys list --search alice
     """
@@ -136,8 +186,9 @@ def list_keys(
     from deployments import queries
 
     found = queries.keys(person, search=search, state=state or "", page=page)
+    spent = queries.budgets(person, [key.key_id for key in found.rows])
     if as_json:
-        emit_json([_as_json(key) for key in found.rows])
+        emit_json([_as_json(key, spent[key.key_id]) for key in found.rows])
         return
     table(
         [
@@ -145,8 +196,11 @@ def list_keys(
             Column("state", whole=True),
             Column("owner"),
             Column("note", drop=2),
-            Column("may use", drop=1),
-            Column("last used", whole=True, drop=3),
+            Column("may use", drop=3),
+            Column("limits", drop=4),
+            Column("used", drop=5),
+            Column("expires", whole=True, drop=6),
+            Column("last used", whole=True, drop=1),
         ],
         [
             [
@@ -154,7 +208,10 @@ def list_keys(
                 styled(key.state),
                 escape(key.owner),
                 escape(key.note),
-                escape(", ".join(key.deployments) or "all"),
+                escape(_may_use(key)),
+                _limits_text(key),
+                _used_text(key, spent[key.key_id]),
+                when_text(key.expires_at),
                 when_text(key.last_used_at),
             ]
             for key in found.rows
@@ -163,6 +220,99 @@ def list_keys(
     )
     if found.pages > 1:
         console.print(f"[dim]page {found.page} of {found.pages}; --page N for others[/]")
+
+
+@app.command()
+def show(key: KeyId, *, as_json: JsonFlag = False) -> None:
+    """Show a key: what it may do, its limits, what is used of its budgets, what was done to it.
+
+    Example: mm keys show sk-mm-abcdefghjkmn
+    """
+    person = actor()
+    from deployments import queries
+
+    found = queries.key(person, bare_id(key))
+    spent = queries.budgets(person, [found.key_id])[found.key_id]
+    events = queries.key_events(person, found.key_id)
+    if as_json:
+        told = [{"at": e.at, "by": str(e.actor or ""), "what": e.summary} for e in events]
+        emit_json(_as_json(found, spent) | {"events": told})
+        return
+    console.print(f"[bold]{found}[/]  {styled(found.state)}")
+    for name, text in (
+        ("owner", found.owner),
+        ("note", found.note),
+        ("may use", _may_use(found)),
+        ("limits", _limits_text(found)),
+        ("used", _used_text(found, spent) or f"{spent[0]} today, {spent[1]} this month"),
+        ("expires", when_text(found.expires_at) if found.expires_at else "never"),
+        ("last used", when_text(found.last_used_at) if found.last_used_at else "never"),
+        ("follows", str(found.rotated_from) if found.rotated_from else ""),
+    ):
+        if text:
+            console.print(f"{name:<10} {escape(text)}")
+    for event in events:
+        who = escape(str(event.actor or "mmadmin"))
+        console.print(f"[dim]{when_text(event.at)}  {who}: {escape(event.summary)}[/]")
+
+
+@app.command()
+def edit(
+    key: KeyId,
+    *,
+    owner: Annotated[str | None, typer.Option(help="Who uses it.")] = None,
+    note: Note = None,
+    deployment: Deployments = None,
+    any_deployment: Annotated[
+        bool, typer.Option("--any-deployment", help="May use all deployments.")
+    ] = False,
+    endpoint: Endpoints = None,
+    any_endpoint: Annotated[
+        bool, typer.Option("--any-endpoint", help="May use all endpoints.")
+    ] = False,
+    rpm: Rpm = None,
+    tpm: Tpm = None,
+    concurrency: Concurrency = None,
+    tokens_per_day: PerDay = None,
+    tokens_per_month: PerMonth = None,
+    expires_in_days: ExpiresInDays = None,
+    never_expires: Annotated[
+        bool, typer.Option("--never-expires", help="Takes the expiry away.")
+    ] = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Change a key; what is not named stays. The gate applies it at once.
+
+    Example: mm keys edit sk-mm-abcdefghjkmn --rpm 60 --endpoint chat --endpoint embeddings
+    """
+    person = actor()
+    from deployments import actions
+
+    named = {
+        "owner": owner,
+        "note": note,
+        "deployments": [] if any_deployment else deployment or None,
+        "endpoints": [] if any_endpoint else endpoint or None,
+        "rpm": rpm,
+        "tpm": tpm,
+        "concurrency": concurrency,
+        "tokens_per_day": tokens_per_day,
+        "tokens_per_month": tokens_per_month,
+        "expires_at": _expiry(expires_in_days),
+    }
+    changes: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
+    if never_expires:
+        changes["expires_at"] = None
+    if not changes:
+        raise InvalidInput("nothing to change", remedy="name a field, for example --rpm 60")
+    changed = actions.edit_key(person, bare_id(key), **changes)
+    if as_json:
+        emit_json(_as_json(changed))
+    else:
+        console.print(
+            f"{changed} of {escape(changed.owner)}: {escape(_may_use(changed))}; "
+            f"limits: {_limits_text(changed)}"
+        )
 
 
 def _changed(key: ClientKey, *, as_json: bool) -> None:
@@ -236,7 +386,10 @@ def rotate(
     from deployments import actions
 
     fresh, text = actions.rotate_key(person, bare_id(key), overlap=timedelta(hours=overlap_hours))
+    old = fresh.rotated_from
+    ends = old.expires_at if old else None
     if as_json:
-        emit_json({"id": fresh.key_id, "key": text})
+        emit_json({"id": fresh.key_id, "key": text, "old_key_expires_at": ends})
     else:
         console.print(f"[bold]{text}[/]  [yellow](shown only now)[/]")
+        console.print(f"{old} keeps working until {when_text(ends)}")

@@ -19,7 +19,7 @@ from rich.console import Group
 
 from mmadmin.cli.output import JsonFlag, console, emit_json, escape, seconds_text
 from mmadmin.cli.tables import Column, live_table
-from mmadmin.core.errors import Unreachable
+from mmadmin.core.errors import MmError, Unreachable
 from mmadmin.core.home import Home, Ports
 
 WINDOW_S = 1.0
@@ -33,7 +33,7 @@ class Figures:
 
     at: float
     samples: dict[str, dict[str, float]]
-    """Sample name → deployment (or reason) → sum."""
+    """Sample name → deployment → sum."""
 
     def value(self, name: str, label: str) -> float:
         """One sum; 0 when there is none."""
@@ -42,7 +42,7 @@ class Figures:
     def labels(self) -> list[str]:
         """The deployments that have any figure."""
         names = ("mm_gate_running", "mm_gate_waiting", "mm_gate_requests_total")
-        return sorted({label for name in names for label in self.samples.get(name, {})})
+        return sorted({label for name in names for label in self.samples.get(name, {})} - {""})
 
 
 def look(url: str) -> Figures:
@@ -71,8 +71,7 @@ def parse(text: str, at: float) -> Figures:
             name = sample.name
             if name == "mm_gate_tokens_total":
                 name = f"{name}:{sample.labels['kind']}"
-            label = sample.labels.get("deployment") or sample.labels.get("reason") or ""
-            samples[name][label] += sample.value
+            samples[name][sample.labels.get("deployment", "")] += sample.value
     return Figures(at=at, samples={name: dict(sums) for name, sums in samples.items()})
 
 
@@ -120,7 +119,24 @@ def requests_now(url: str) -> list[dict[str, Any]]:
     return sorted(found, key=lambda request: -float(request["age_s"]))
 
 
-def _picture(found: list[dict[str, Any]], requests: list[dict[str, Any]]) -> Group:
+def owners_of(requests: list[dict[str, Any]]) -> dict[str, str]:
+    """Whose keys these are; nobody's while the database is down, or for who may not see keys."""
+    from django.db import Error
+
+    from mmadmin.cli.records import actor
+
+    try:
+        person = actor()
+        from deployments import queries
+
+        return queries.key_owners(person, {str(request["key"]) for request in requests})
+    except (MmError, Error):
+        return {}
+
+
+def _picture(
+    found: list[dict[str, Any]], requests: list[dict[str, Any]], owners: dict[str, str]
+) -> Group:
     from mmadmin.core.access import prefix
 
     deployments = live_table(
@@ -147,7 +163,7 @@ def _picture(found: list[dict[str, Any]], requests: list[dict[str, Any]]) -> Gro
     single = live_table(
         [
             Column("key", whole=True),
-            Column("deployment", whole=True),
+            Column("generation", whole=True),
             Column("endpoint", whole=True, drop=1),
             Column("state", whole=True),
             Column("age", whole=True, right=True),
@@ -155,8 +171,8 @@ def _picture(found: list[dict[str, Any]], requests: list[dict[str, Any]]) -> Gro
         ],
         [
             [
-                prefix(str(r["key"])),
-                f"{escape(str(r['deployment']))}/{r['generation']}",
+                f"{prefix(str(r['key']))} {escape(owners.get(str(r['key']), ''))}".rstrip(),
+                escape(str(r["generation"] or r["deployment"] or "-")),
                 escape(str(r["endpoint"])),
                 escape(str(r["state"])),
                 seconds_text(float(r["age_s"])),
@@ -185,14 +201,17 @@ def top(
     if once or as_json or not console.is_terminal:
         time.sleep(WINDOW_S)
         found, requests = rows(before, look(url)), requests_now(broker)
+        owners = owners_of(requests)
         if as_json:
-            emit_json({"window_s": WINDOW_S, "deployments": found, "requests": requests})
+            told = [r | {"owner": owners.get(str(r["key"]), "")} for r in requests]
+            emit_json({"window_s": WINDOW_S, "deployments": found, "requests": told})
         else:
-            console.print(_picture(found, requests) if found else "no requests yet")
+            console.print(_picture(found, requests, owners) if found else "no requests yet")
         return
     with Live(console=console, auto_refresh=False) as live:
         while True:
             time.sleep(WINDOW_S)
             after = look(url)
-            live.update(_picture(rows(before, after), requests_now(broker)), refresh=True)
+            requests = requests_now(broker)
+            live.update(_picture(rows(before, after), requests, owners_of(requests)), refresh=True)
             before = after

@@ -28,6 +28,7 @@ from deployments.models import (
     Role,
     Transition,
     Trial,
+    UsageBucket,
     User,
 )
 from mmadmin.cli.main import app
@@ -113,6 +114,79 @@ def test_revoking_again_says_since_when_and_by_whom(alice: User) -> None:
     assert datetime.fromisoformat(told["revoked_at"]) == since.replace(microsecond=0)
     assert ClientKey.objects.get().revoked_at == since
     assert AuditEvent.objects.filter(verb="key.revoke").count() == 1
+
+
+def test_keys_are_shown_and_edited(alice: User) -> None:
+    """List and show say what a key may do, its limits and the use of its budgets; edit says both."""
+    made = mm_json(
+        *("keys", "issue", "--owner", "Ann", "--endpoint", "chat", "--rpm", "10"),
+        *("--tokens-per-day", "1000", "--expires-in-days", "3"),
+    )
+    now = timezone.now().replace(minute=0, second=0, microsecond=0)
+    UsageBucket.objects.create(
+        hour=now, key_id=made["id"], deployment="d", requests=1, prompt_tokens=70
+    )
+    for words in (("keys", "list"), ("keys", "show", made["id"])):
+        told = mm(*words)
+        for text in ("chat only", "10 requests/min", "1000 tokens/day", "70 of 1000 today"):
+            assert text in told, (words, text)
+    assert mm_json("keys", "show", made["id"])["used_today"] == 70
+    mm("keys", "edit", made["id"], "--rpm", "20", "--any-endpoint", "--never-expires")
+    after = mm_json("keys", "show", made["id"])
+    assert (after["rpm"], after["endpoints"], after["expires_at"]) == (20, [], None)
+    assert after["tokens_per_day"] == 1000
+    event = AuditEvent.objects.filter(verb="key.edit").get()
+    assert event.details["changes"]["rpm"] == [10, 20]
+    assert event.details["changes"]["endpoints"] == [["chat"], []]
+    assert "rpm 10 → 20" in event.summary
+    with pytest.raises(InvalidInput):
+        mm("keys", "edit", made["id"])
+
+
+def test_keys_for_unknown_endpoints_are_refused(alice: User) -> None:
+    """The remedy lists the names, and so does the help."""
+    with pytest.raises(InvalidInput, match="endpoint foo") as refused:
+        mm("keys", "issue", "--owner", "Ann", "--endpoint", "foo")
+    assert "embeddings" in refused.value.remedy
+    assert "embeddings" in mm("keys", "issue", "--help")
+
+
+def test_a_key_is_rotated_once(alice: User) -> None:
+    """The second time names the successor; the first said when the old one ends."""
+    made = mm_json("keys", "issue", "--owner", "Ann")
+    told = mm("keys", "rotate", made["id"], "--overlap-hours", "1")
+    assert f"sk-mm-{made['id']} keeps working until" in told
+    successor = ClientKey.objects.get(rotated_from__key_id=made["id"])
+    with pytest.raises(Conflict, match=str(successor)):
+        mm("keys", "rotate", made["id"])
+    mm("keys", "revoke", successor.key_id)
+    assert mm_json("keys", "rotate", made["id"])["old_key_expires_at"]
+
+
+def test_usage_by_owner_and_generation(alice: User) -> None:
+    """As a table, as JSON and as CSV, from a date."""
+    ClientKey.objects.create(key_id="k1", owner="Ann")
+    now = timezone.now().replace(minute=0, second=0, microsecond=0)
+    for days, deployment in ((0, "tiny"), (1, ""), (40, "tiny")):
+        UsageBucket.objects.create(
+            hour=now - timedelta(days=days),
+            key_id="k1",
+            deployment=deployment,
+            generation=2 if deployment else 0,
+            requests=3 if deployment else 0,
+            refused=0 if deployment else 4,
+            prompt_tokens=7,
+        )
+    (ann,) = mm_json("usage", "--by", "owner", "--since", "30d")
+    assert (ann["owner"], ann["requests"], ann["refused"]) == ("Ann", 3, 4)
+    assert "tiny/2" in mm("usage", "--by", "generation", "--since", "2d")
+    assert "no deployment" in mm("usage", "--since", "2d")
+    since = (now - timedelta(days=41)).strftime("%Y-%m-%d")
+    lines = mm("usage", "--by", "key", "--since", since, "--csv").splitlines()
+    assert lines[0].startswith("key_id,owner,requests,failed,prompt_tokens")
+    assert lines[1].startswith("k1,Ann,6,0,21,")
+    with pytest.raises(InvalidInput, match="not a date"):
+        mm("usage", "--since", "yesterday")
 
 
 def test_keys_rotate_gives_a_successor(alice: User) -> None:

@@ -1,6 +1,8 @@
 """`mm top` out of the gate's own exposition."""
 
-from mmadmin.cli.top import parse, rows
+from rich.console import Console
+
+from mmadmin.cli.top import _picture, parse, rows
 from mmadmin.gate.metrics import Metrics, merge
 
 
@@ -17,6 +19,21 @@ def exposition(requests: int, tokens: int, ttft: list[float]) -> str:
         metrics.queues = lambda: {"tiny": (1, 2), "idle": (0, 0)}
         texts.append(metrics.text())
     return merge(texts).decode()
+
+
+def test_a_running_request_is_named_by_its_generation_and_owner() -> None:
+    """`tiny/2`, not `tiny/tiny/2`; one that has no route yet has a dash."""
+    shown = Console(width=120)
+    requests = [
+        {"key": "k1", "deployment": d, "generation": g, "endpoint": "chat", "state": "prefill",
+         "age_s": 1.0, "events": 0}
+        for d, g in (("tiny", "tiny/2"), ("", ""))
+    ]  # fmt: skip
+    with shown.capture() as captured:
+        shown.print(_picture([], requests, {"k1": "Ann"}))
+    lines = captured.get().splitlines()
+    assert any("sk-mm-k1 Ann" in line and " tiny/2 " in line for line in lines)
+    assert "tiny/tiny" not in captured.get()
 
 
 def test_rates_are_those_between_two_looks() -> None:

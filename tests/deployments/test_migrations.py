@@ -21,6 +21,8 @@ from deployments.models import (
     HostTask,
     Replica,
     Session,
+    UsageBucket,
+    UsageDay,
     User,
     UserToken,
 )
@@ -59,6 +61,29 @@ def test_a_process_by_the_clock_becomes_unknown(migrate: Any) -> None:
     migrate("0002_replica_process")
     assert Replica.objects.values_list("pid", "started", "boot").get(pk=replica.pk) == (7, None, "")
     assert Replica.objects.only("pid", "started", "boot").get(pk=replica.pk).process is None
+
+
+def test_refusals_are_taken_out_of_the_requests(migrate: Any) -> None:
+    """In the hours and in the days, as far as single requests are still recorded."""
+    old = migrate("0018_source_policy")
+    midnight = AT.replace(hour=0)
+
+    def make(model: str, **fields: Any) -> None:
+        old.get_model("deployments", model).objects.create(**fields)
+
+    named = {"key_id": "k1", "deployment": "d", "generation": 2, "endpoint": "chat"}
+    for number, outcome in enumerate(("ok", "refused", "refused", "cancelled")):
+        at = AT + timedelta(minutes=number)
+        make("UsageEvent", id=f"r{number}", at=at, status=200, outcome=outcome, **named)
+    make("UsageBucket", hour=AT, requests=9, **named)
+    make("UsageDay", day=midnight, of="all", requests=9)
+    make("UsageDay", day=midnight, of="key", key_id="k1", requests=9)
+    make("UsageDay", day=midnight, of="key", key_id="k2", requests=9)
+    migrate("0019_usage_refused")
+    sums = ("requests", "refused", "cancelled")
+    assert UsageBucket.objects.values_list(*sums).get() == (7, 2, 1)
+    days = UsageDay.objects.order_by("pk").values_list(*sums)
+    assert list(days) == [(7, 2, 1), (7, 2, 1), (9, 0, 0)]
 
 
 NEWEST_OF_0_1 = "0011_step_waits_for"
@@ -228,7 +253,7 @@ def test_logins_and_tokens_survive_scopes(migrate: Any) -> None:
         user_id=ann.pk,
         began_at=now,
     )
-    migrate("0016_scopes_and_attempts")
+    migrate("0018_source_policy")
     assert UserToken.objects.filter(expires_at=None).count() == 3
     asks = {name: actions.token_user(text) for name, text in texts.items()}
     assert {name: user.scopes for name, user in asks.items() if user} == {

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import threading
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from django.db import connections
 
+from deployments import queries
 from deployments.jobs import usage
 from deployments.models import ClientKey, UsageBucket, UsageEvent
+from mmadmin.core.errors import Refused
 from mmadmin.core.snapshot import USAGE_ACK_KEY, USAGE_STREAM, Usage
 from tests.deployments.conftest import People
 from tests.support.usage import usage_to_json
@@ -65,6 +67,38 @@ def test_usage_is_recorded(people: People, broker) -> None:
     assert ClientKey.objects.get().last_used_at.timestamp() == AT + 1
     assert acks(broker) == {"g1": 3}
     assert broker.xlen(USAGE_STREAM) == 0
+
+
+def test_refused_and_cancelled_requests_are_counted_apart(people: People, broker) -> None:
+    """Refusals are not among the requests and add to no time; owners are the sums of their keys."""
+    for key_id, owner in (("k1", "ann"), ("k2", "ann"), ("k3", "ben")):
+        ClientKey.objects.create(key_id=key_id, owner=owner)
+    send(
+        broker,
+        finished(1),
+        finished(2, key_id="k2", outcome="cancelled", status=499),
+        finished(3, outcome="refused", status=429, prompt_tokens=0, completion_tokens=0),
+        finished(4, key_id="k3", outcome="refused", status=404, deployment="", generation=0),
+        finished(5, key_id="k3", outcome="failed", status=502),
+    )
+    usage.collect()
+    day = datetime(2026, 5, 1, tzinfo=UTC)
+    for until in (day + timedelta(days=1), day + timedelta(hours=23)):  # by days, by hours
+        span = {"since": day, "until": until}
+        ann, ben = queries.usage(people.bob, by="owner", **span)
+        names = ("owner", "requests", "failed", "refused", "cancelled", "duration_ms")
+        assert [ann[name] for name in names] == ["ann", 2, 0, 1, 1, 800]
+        assert [ben[name] for name in names] == ["ben", 1, 1, 1, 0, 400]
+        keys = queries.usage(people.bob, by="key", **span)
+        assert [(row["key_id"], row["owner"]) for row in keys] == [
+            ("k1", "ann"),
+            ("k2", "ann"),
+            ("k3", "ben"),
+        ]
+        table = queries.usage_csv(queries.usage(people.bob, by="owner", **span), "owner")
+        assert table.splitlines()[1].startswith("ann,2,0,20,10,")
+        with pytest.raises(Refused):
+            queries.usage(people.carol, by="owner", **span)
 
 
 def test_what_is_sent_again_counts_once(people: People, broker) -> None:
