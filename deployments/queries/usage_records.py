@@ -86,7 +86,9 @@ def usage(
 
 def usage_csv(rows: Sequence[Mapping[str, Any]], by: By) -> str:
     """The sums as CSV, for spreadsheets: times are sums, to be divided by the requests."""
-    names: Sequence[str] = {"day": ("day",), "owner": ("owner",), "key": ("key_id", "owner")}.get(by, GROUPS[by])
+    names: Sequence[str] = {"day": ("day",), "owner": ("owner",), "key": ("key_id", "owner")}.get(
+        by, GROUPS[by]
+    )
     text = StringIO()
     writer = csv.writer(text)
     writer.writerow([*names, *(f"{n}_sum" if n.endswith("_ms") else n for n in SUMS)])
