@@ -65,7 +65,7 @@ def test_a_process_by_the_clock_becomes_unknown(migrate: Any) -> None:
 
 def test_refusals_are_taken_out_of_the_requests(migrate: Any) -> None:
     """In the hours and in the days, as far as single requests are still recorded."""
-    old = migrate("0018_source_policy")
+    old = migrate("0019_engines_on_sockets")
     midnight = AT.replace(hour=0)
 
     def make(model: str, **fields: Any) -> None:
@@ -79,7 +79,7 @@ def test_refusals_are_taken_out_of_the_requests(migrate: Any) -> None:
     make("UsageDay", day=midnight, of="all", requests=9)
     make("UsageDay", day=midnight, of="key", key_id="k1", requests=9)
     make("UsageDay", day=midnight, of="key", key_id="k2", requests=9)
-    migrate("0019_usage_refused")
+    migrate("0020_usage_refused")
     sums = ("requests", "refused", "cancelled")
     assert UsageBucket.objects.values_list(*sums).get() == (7, 2, 1)
     days = UsageDay.objects.order_by("pk").values_list(*sums)
@@ -253,7 +253,7 @@ def test_logins_and_tokens_survive_scopes(migrate: Any) -> None:
         user_id=ann.pk,
         began_at=now,
     )
-    migrate("0018_source_policy")
+    migrate("0019_engines_on_sockets")
     assert UserToken.objects.filter(expires_at=None).count() == 3
     asks = {name: actions.token_user(text) for name, text in texts.items()}
     assert {name: user.scopes for name, user in asks.items() if user} == {

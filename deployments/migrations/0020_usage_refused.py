@@ -57,7 +57,7 @@ def _changes(counts: dict[str, int]) -> dict[str, Any]:
 
 
 class Migration(migrations.Migration):
-    dependencies = [("deployments", "0018_source_policy")]
+    dependencies = [("deployments", "0019_engines_on_sockets")]
 
     operations = [
         *(
