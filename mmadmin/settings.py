@@ -70,6 +70,21 @@ def listed(name: str) -> list[str]:
     return [word.strip() for word in os.environ.get(name, "").split(",") if word.strip()]
 
 
+def database(url: str) -> dict[str, Any]:
+    """A database as Django is told of it."""
+    found: dict[str, Any] = {
+        "OPTIONS": {},
+        **dj_database_url.parse(url, conn_max_age=60, conn_health_checks=True),
+    }
+    if found["ENGINE"] == "django.db.backends.sqlite3":
+        found["OPTIONS"] = {
+            "transaction_mode": "IMMEDIATE",
+            "timeout": 20,
+            "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;",
+        }
+    return found
+
+
 DEBUG = os.environ.get("MM_DEBUG") == "1"
 SECRET_KEY = secret("django_secret_key") or "not-set-up"
 KEY_PEPPER = secret("key_pepper").encode()
@@ -160,19 +175,7 @@ TEMPLATES: list[dict[str, Any]] = [
     },
 ]
 
-DATABASES = {
-    "default": dj_database_url.parse(
-        os.environ.get("DATABASE_URL") or f"sqlite:///{HOME.database}",
-        conn_max_age=60,
-        conn_health_checks=True,
-    )
-}
-if DATABASES["default"]["ENGINE"] == "django.db.backends.sqlite3":
-    DATABASES["default"]["OPTIONS"] = {
-        "transaction_mode": "IMMEDIATE",
-        "timeout": 20,
-        "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;",
-    }
+DATABASES = {"default": database(os.environ.get("DATABASE_URL") or f"sqlite:///{HOME.database}")}
 
 CACHES = {
     "default": {

@@ -63,6 +63,13 @@ def renew_roots(store: Store, *, last: int | None = None, dry_run: bool = False)
     return Renewed(kept, let_go)
 
 
+def kept_generations() -> list[Generation]:
+    """What the rule keeps on this host, by deployment and number."""
+    kept = keep(_candidates(None), now=time.time())
+    rows = _here().exclude(system="").select_related("deployment")
+    return [row for row in rows.order_by("deployment__name", "number") if row.uid in kept]
+
+
 def tidy(store: Store) -> Collected:
     """Let go what the rule no longer keeps, and free what nothing needs."""
     renew_roots(store)

@@ -53,6 +53,7 @@ def init(
     """
     home = Home.from_env()
     installation.check_settings_file(home)
+    installation.refuse_other_database(home, os.environ.get("DATABASE_URL", ""))
     installation.prepare(home)
     installation.remember(home)
     migrate()

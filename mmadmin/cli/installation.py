@@ -116,9 +116,25 @@ def is_set_up(home: Home) -> bool:
     return settings_file(home).exists()
 
 
+def has_sqlite_records(home: Home) -> bool:
+    """True when this installation's records are, or were, in the embedded database."""
+    return home.database.exists() and home.database.stat().st_size > 0
+
+
+def refuse_other_database(home: Home, url: str) -> None:
+    """Refuse to start anew, silently, in another database. Raises `Conflict`."""
+    if url and has_sqlite_records(home) and not read_settings(home).values.get("DATABASE_URL"):
+        raise Conflict(
+            f"the records of this installation are in {home.database}, not in the database that"
+            " DATABASE_URL names",
+            remedy="`mm migrate` moves them there; to begin without them, move that file away",
+        )
+
+
 def remember(home: Home) -> None:
     """Keep the settings of this run for services and later commands. Raises `InvalidInput`."""
     check_settings(os.environ)
+    refuse_other_database(home, os.environ.get("DATABASE_URL", ""))
     write_settings(home, os.environ)
 
 

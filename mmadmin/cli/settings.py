@@ -82,6 +82,7 @@ def _keep(home: Home, changes: Mapping[str, str], *, as_json: bool) -> None:
     kept = read_settings(home)
     after = {name: value for name, value in {**kept.values, **changes}.items() if value}
     check_settings(after)
+    installation.refuse_other_database(home, after.get("DATABASE_URL", ""))
     installation.prepare(home)
     rest = tuple(problem for problem in kept.problems if problem.name not in changes)
     write_settings(home, after, unusable=rest)

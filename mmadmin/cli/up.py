@@ -79,6 +79,7 @@ def up(
     began = time.monotonic() - (max(time.time() - since, 0) if since else 0)
     home, ports = Home.from_env(), Ports.from_env()
     installation.check_settings_file(home)
+    installation.refuse_other_database(home, os.environ.get("DATABASE_URL", ""))
     first = not installation.is_set_up(home)
     installation.prepare(home)
     if not as_json:

@@ -182,7 +182,12 @@ SECTIONS: dict[str, tuple[Variable, ...]] = {
         Variable("MM_OIDC_OPERATORS", "groups whose people are operators, with commas", ""),
     ),
     "Grown up": (
-        Variable("DATABASE_URL", "a PostgreSQL database", "SQLite in `MM_HOME`"),
+        Variable(
+            "DATABASE_URL",
+            "a PostgreSQL database",
+            "SQLite in `MM_HOME`",
+            services=("worker", "beat", "panel"),
+        ),
         Variable("REDIS_URL", "a Redis or Valkey server", "the embedded one, on a Unix socket"),
     ),
     "The gate": (

@@ -129,7 +129,7 @@ def test_unset_takes_one_away(home: Home) -> None:
 
 def test_a_secret_has_a_file_of_its_own_and_is_never_printed(home: Home) -> None:
     """Neither in the list nor when it is set, and no service's program holds it."""
-    said = mm("set", f"HF_TOKEN= {TOKEN}\n") + mm("set", "DATABASE_URL=postgres://u:geheim@h/d")
+    said = mm("set", f"HF_TOKEN= {TOKEN}\n") + mm("set", "REDIS_URL=redis://u:geheim@h/0")
     path = home.secrets / "hf_token"
     assert path.read_text() == f"{TOKEN}\n"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
