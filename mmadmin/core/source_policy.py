@@ -2,7 +2,7 @@
 
 A rule allows or denies a pattern of one kind:
 
-    hub       repositories of the model hub: `owner/name`, with `*` and `?`
+    hub       repositories of the model hub: `owner/name`, `datasets/owner/name`, with `*` and `?`
     index     packages of the Python index: `name` or `name==version`, with `*` and `?`
     address   hosts of `url` sources: `public`, a host name (with `*`), an address, a network
     folder    folders of the host that builds, with all below them
@@ -40,7 +40,7 @@ PUBLIC = "public"
 PATTERN_MAX = 255
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
-_REPO = re.compile(r"\*|[a-z0-9*?][\w.*?-]*/[a-z0-9*?][\w.*?-]*")
+_REPO = re.compile(r"\*|(datasets/)?[a-z0-9*?][\w.*?-]*/[a-z0-9*?][\w.*?-]*")
 _PACKAGE = re.compile(r"[a-z0-9*?][a-z0-9*?-]*(==[A-Za-z0-9.!+_*?-]+)?")
 _HOST = re.compile(r"(?!-)[a-z0-9_*?-]+(\.[a-z0-9_*?-]+)*")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -105,7 +105,7 @@ def normal_pattern(kind: str, pattern: str) -> str:
 
 def _bad(kind: str, pattern: str) -> InvalidInput:
     forms = {
-        "hub": "write owner/name, owner/* or *",
+        "hub": "write owner/name, owner/* or * (datasets/owner/name for a dataset)",
         "index": "write a package's name, name==version or *",
         "address": "write public, a host name (*.example.org), an address or a network"
         " (10.0.0.0/8), without scheme and port",

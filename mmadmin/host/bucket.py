@@ -15,6 +15,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from obstore.store import S3Store
 
 from mmadmin.core.errors import InvalidInput
+from mmadmin.host.network import check_proxies, credential
 
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, RetryConfig, S3Config
@@ -44,8 +45,19 @@ class Bucket:
         return "s3://" + "/".join(part for part in (self.name, self.prefix) if part)
 
     def open(self, client: ClientConfig, retry: RetryConfig) -> S3Store:
-        """The library's store of this bucket; raises what the library raises."""
+        """The library's store of this bucket; raises what the library raises, and `InvalidInput`.
+
+        Credentials are handed over trimmed: the library takes them from the environment as they
+        are, and ends the process for a line end in one.
+        """
+        check_proxies()
         config: S3Config = {"region": self.region}
+        if key := credential("AWS_ACCESS_KEY_ID"):
+            config["access_key_id"] = key
+        if secret := credential("AWS_SECRET_ACCESS_KEY"):
+            config["secret_access_key"] = secret
+        if token := credential("AWS_SESSION_TOKEN"):
+            config["session_token"] = token
         if self.endpoint:
             config["aws_endpoint_url_s3"] = self.endpoint
             client = {**client, "allow_http": self.endpoint.startswith("http://")}

@@ -34,6 +34,7 @@ from mmadmin.core.home import Home, Ports
 from mmadmin.host import compiler
 from mmadmin.host.download import client
 from mmadmin.host.hub import Hub
+from mmadmin.host.network import host_of, why_silent
 from mmadmin.host.ports import listener
 from mmadmin.host.private_files import exposed
 from mmadmin.host.service_health import silent_services
@@ -212,7 +213,7 @@ def disk(patient: Patient) -> Result:
 
 def clock(patient: Patient) -> Result:
     """The clock against the hub's: leases, key expiry and tokens rely on it."""
-    answer = _ask(patient.hub.endpoint)
+    answer = "" if patient.hub.unusable else _ask(patient.hub.endpoint)
     if isinstance(answer, str) or "date" not in answer.headers:
         return Result(
             "clock",
@@ -359,6 +360,10 @@ def broker(patient: Patient) -> Result:
 
 def hub(patient: Patient) -> Result:
     """The model hub can be reached; only new builds need it."""
+    if (why := patient.hub.unusable) is not None:
+        return Result(
+            "hub", "warn", f"{why.message}; what is built serves on without it", why.remedy
+        )
     answer = _ask(patient.hub.endpoint)
     name = urlsplit(patient.hub.endpoint).hostname or patient.hub.endpoint
     if isinstance(answer, str):
@@ -366,7 +371,7 @@ def hub(patient: Patient) -> Result:
             "hub",
             "warn",
             f"{name} cannot be reached ({answer}); what is built serves on without it",
-            "check network, proxy (HTTPS_PROXY) and HF_ENDPOINT",
+            "check network, proxy (HTTPS_PROXY) and HF_ENDPOINT; SSL_CERT_FILE names authorities",
         )
     if answer.status_code >= httpx2.codes.INTERNAL_SERVER_ERROR:
         return Result("hub", "warn", f"{name} answers {answer.status_code}", "try again later")
@@ -425,7 +430,8 @@ def _ask(url: str) -> httpx2.Response | str:
         with client(stall_s=NET_TIMEOUT_S) as http:
             return http.head(url, timeout=NET_TIMEOUT_S)
     except httpx2.HTTPError as error:
-        return type(error).__name__
+        silence = why_silent(error, host_of(url))
+        return silence.message if silence else type(error).__name__
 
 
 def _ping(redis_url: str) -> str:

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar, cast
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 import httpx2
 import huggingface_hub
@@ -37,12 +37,22 @@ from mmadmin.core.callbacks import Report, silent
 from mmadmin.core.errors import (
     DigestMismatch,
     Gated,
+    InvalidInput,
+    MmError,
     RateLimited,
     SourceMissing,
     SourceUnavailable,
     Unauthorized,
 )
 from mmadmin.host.download import Remote, client, refusal, retry_after
+from mmadmin.host.network import (
+    check_proxies,
+    credential,
+    host_of,
+    offline,
+    offline_by,
+    why_silent,
+)
 from mmadmin.host.policy import Policy
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -52,6 +62,7 @@ CONNECT_TIMEOUT_S = 5.0
 TIMEOUTS = httpx2.Timeout(API_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
 ASKED_BY_A_PERSON = Policy(attempts=2)
 """A person at a screen gets an answer soon; a worker's job keeps trying."""
+NAMED_BY = "HF_ENDPOINT names the hub"
 LATER = "try again later, or set HF_TOKEN: known accounts have higher limits"
 SMALL_FILE_LIMIT = 64 << 20
 """Bytes; the hub keeps larger files in LFS, with a digest."""
@@ -82,16 +93,27 @@ class Hub:
     endpoint: str
     token: str | None = None
     policy: Policy = Policy()  # noqa: RUF009 (frozen)
+    unusable: MmError | None = None
+    """Why the environment does not let it be asked; None = it does."""
     report: Report = field(default=silent, compare=False)
     """Told what is waited for."""
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] | None = None) -> Hub:
-        """`HF_ENDPOINT` (else the library's default), `HF_TOKEN` or the library's token file."""
+        """`HF_ENDPOINT` (else the library's default), `HF_TOKEN` or the library's token file.
+
+        What makes it unusable is raised when it is asked: not everybody who may ask it does.
+        """
         env = os.environ if env is None else env
-        endpoint = env.get("HF_ENDPOINT") or huggingface_hub.constants.ENDPOINT
-        token = env.get("HF_TOKEN") or huggingface_hub.get_token()
-        return cls(endpoint.rstrip("/"), token)
+        endpoint = (env.get("HF_ENDPOINT") or huggingface_hub.constants.ENDPOINT).rstrip("/")
+        if name := offline_by(env):
+            return cls(endpoint, unusable=offline(name))
+        try:
+            check_proxies(env)
+            token = credential("HF_TOKEN", env) or huggingface_hub.get_token()
+        except InvalidInput as error:
+            return cls(endpoint, unusable=error)
+        return cls(endpoint, token)
 
     def __repr__(self) -> str:
         return f"Hub({self.endpoint!r}, token={'set' if self.token else 'none'})"
@@ -99,7 +121,7 @@ class Hub:
     @property
     def host(self) -> str:
         """Whom we ask, for people."""
-        return urlsplit(self.endpoint).netloc.rpartition("@")[2] or self.endpoint
+        return host_of(self.endpoint)
 
     def resolve(self, repo: str, revision: str = "main") -> tuple[str, str]:
         """The 40-hex commit that a branch, tag or commit means now, and the repository's name now.
@@ -112,9 +134,12 @@ class Hub:
             raise SourceUnavailable(
                 f"{repo}@{revision}: the hub names no commit", remedy="try again later"
             )
-        return commit, str(getattr(info, "id", "") or repo)
+        prefix = repo.removesuffix(_kind_of(repo)[1])
+        return commit, prefix + str(getattr(info, "id", "") or _kind_of(repo)[1])
 
-    def info(self, repo: str, revision: str = "main") -> ModelInfo | DatasetInfo:
+    def info(
+        self, repo: str, revision: str = "main", *, with_files: bool = False
+    ) -> ModelInfo | DatasetInfo:
         """What the hub says about a repository: its name now, commit, licence; errors as `resolve`.
 
         A renamed repository answers under its new name (`id`).
@@ -123,12 +148,16 @@ class Hub:
 
         def question(api: HfApi) -> ModelInfo | DatasetInfo:
             ask = api.dataset_info if kind == "dataset" else api.model_info
-            return ask(name, revision=revision, timeout=cast("float", TIMEOUTS))
+            timeout = cast("float", TIMEOUTS)
+            return ask(name, revision=revision, timeout=timeout, files_metadata=with_files)
 
         return self._ask(repo, revision, question)
 
     def files(self, repo: str, commit: str) -> list[HubFile]:
-        """Every file of the repository at a commit, sorted by path; errors as `resolve`."""
+        """Every file of the repository at a commit, sorted by path; errors as `resolve`.
+
+        A mirror without the tree API tells the same with the commit itself.
+        """
         kind, name = _kind_of(repo)
 
         def listing(api: HfApi) -> list[HubFile]:
@@ -145,10 +174,37 @@ class Hub:
                 if isinstance(entry, RepoFile)
             ]
 
-        return sorted(self._ask(repo, commit, listing), key=lambda file: file.path)
+        try:
+            found = self._ask(repo, commit, listing)
+        except SourceMissing:
+            found = self._siblings(repo, commit)
+        return sorted(found, key=lambda file: file.path)
+
+    def _siblings(self, repo: str, commit: str) -> list[HubFile]:
+        """The files of a commit as the hub lists them beside it."""
+
+        info = self.info(repo, commit, with_files=True)
+        found = [
+            HubFile(
+                file.rfilename,
+                file.size or 0,
+                file.lfs.sha256 if file.lfs else None,
+                file.blob_id or "",
+            )
+            for file in info.siblings or []
+        ]
+        if not found or not all(file.sha256 or file.git_sha1 for file in found):
+            raise SourceUnavailable(
+                f"{repo}@{commit[:12]}: the hub at {self.host} knows the repository, and tells"
+                " neither its file tree nor digests of its files",
+                remedy="set HF_ENDPOINT to a hub or mirror with the tree API"
+                " (/api/models/OWNER/NAME/tree/COMMIT)",
+            )
+        return found
 
     def remote(self, repo: str, commit: str, path: str) -> Remote:
         """Where the downloader gets a file of a commit."""
+        self._check_usable()
         headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
         url = f"{self.endpoint}/{quote(repo)}/resolve/{quote(commit, safe='')}/{quote(path)}"
         return Remote(url, label=f"{repo}@{commit[:12]}/{path}", headers=headers)
@@ -183,7 +239,8 @@ class Hub:
 
     def _ask(self, repo: str, revision: str, question: Callable[[HfApi], T]) -> T:
         """Ask the hub's API; waits out a 429 up to the cap, and retries what may pass."""
-        _use_timeouts()
+        self._check_usable()
+        _set_up_library()
         api = HfApi(endpoint=self.endpoint, token=self.token or False)
         label = f"{repo}@{revision}"
         for attempt in range(1, self.policy.attempts + 1):
@@ -198,6 +255,11 @@ class Hub:
                 last: Exception = error
             except httpx2.HTTPError as error:
                 wait, last = None, error
+                silence = why_silent(error, self.host)
+                if silence and (silence.final or self.policy == ASKED_BY_A_PERSON):
+                    raise SourceUnavailable(
+                        f"{label}: {silence.message}", remedy=f"{silence.remedy} ({NAMED_BY})"
+                    ) from error
             if attempt < self.policy.attempts:
                 pause = self.policy.backoff_s * 2 ** (attempt - 1) if wait is None else wait
                 self.report(
@@ -219,6 +281,10 @@ class Hub:
             remedy="check the network; HF_ENDPOINT names another hub or a mirror. What `mm lock` "
             "or an earlier plan has pinned is not asked again",
         ) from last
+
+    def _check_usable(self) -> None:
+        if self.unusable is not None:
+            raise self.unusable
 
     def _wait_after(self, error: HfHubHTTPError, label: str) -> float | None:
         """Seconds to wait before another try, None for back-off; raises what is final."""
@@ -276,8 +342,12 @@ def _answer(error: Exception) -> str:
 
 
 @functools.cache
-def _use_timeouts() -> None:
-    """Give huggingface_hub's shared client a timeout: it has none, and a mute hub would hang us."""
+def _set_up_library() -> None:
+    """Give huggingface_hub's shared client a timeout: it has none, and a mute hub would hang us.
+
+    Without telemetry it does not ask the hub which programs are agents, before its first question.
+    """
+    huggingface_hub.constants.HF_HUB_DISABLE_TELEMETRY = True
 
     def factory() -> httpx2.Client:
         session = default_client_factory()

@@ -26,6 +26,7 @@ from unearth.link import Link
 
 from mmadmin.core.errors import SourceMissing, SourceUnavailable
 from mmadmin.host.download import Remote, tls
+from mmadmin.host.network import check_proxies, why_silent
 
 Kind = Literal["sdist", "wheel"]
 TIMEOUTS = httpx2.Timeout(60.0, connect=5.0)
@@ -130,6 +131,7 @@ def find(
     that there are) and `SourceUnavailable`.
     """
     config = pip_config() if config is None else config
+    check_proxies()
     with PyPIClient(
         verify=tls(config.cert), trusted_hosts=config.trusted_hosts, timeout=TIMEOUTS
     ) as session:
@@ -142,9 +144,13 @@ def find(
         try:
             found = list(finder.find_matches(f"{project}=={version}"))
         except (httpx2.HTTPError, UnpackError, VCSBackendError, OSError) as error:
+            silence = why_silent(error, "the Python index")
             raise SourceUnavailable(
-                f"the Python index does not answer for {project}: {type(error).__name__}",
-                remedy="check the network and pip's configuration (pip config list)",
+                f"{project}: {silence.message}"
+                if silence
+                else f"the Python index does not answer for {project}: {type(error).__name__}",
+                remedy=f"{silence.remedy if silence else 'check the network'}; pip's configuration"
+                " names the index (pip config list)",
             ) from error
     matching = [package for package in found if _fits(package.link, kind, filename)]
     if not matching:

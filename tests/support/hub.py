@@ -168,9 +168,21 @@ class Handler(BaseHTTPRequestHandler):
                 "lastModified": "2026-01-01T00:00:00.000Z",
                 "createdAt": "2026-01-01T00:00:00.000Z",
                 "cardData": {"license": "apache-2.0"},
-                "siblings": [{"rfilename": path} for path in sorted(commit.files)],
+                "siblings": [
+                    {"rfilename": path} | self.sibling(repo, path, content)
+                    for path, content in sorted(commit.files.items())
+                ],
             }
         )
+
+    def sibling(self, repo: Repo, path: str, content: Content) -> dict[str, object]:
+        """What the hub adds with `?blobs=true`."""
+        if "blobs" not in self.path or self.hub.plain_siblings:
+            return {}
+        entry = self.entry(repo, path, content)
+        lfs = entry.get("lfs")
+        more = {"lfs": {**lfs, "sha256": lfs["oid"]}} if isinstance(lfs, dict) else {}
+        return {"blobId": entry["oid"], "size": entry["size"], **more}
 
     def entry(self, repo: Repo, path: str, content: Content) -> dict[str, object]:
         data, size = read(content), size_of(content)
@@ -307,6 +319,8 @@ class LocalHub:
     faults: dict[str, deque[Fault]] = field(default_factory=lambda: defaultdict(deque))
     """Part of a path → what goes wrong next there."""
     seen: list[Seen] = field(default_factory=list)
+    plain_siblings: bool = False
+    """Tells names alone beside a commit, whatever it is asked for."""
     sent: int = 0
     """Bytes of file content sent; counted before a client can have them."""
     _counting: threading.Lock = field(default_factory=threading.Lock)

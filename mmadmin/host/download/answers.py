@@ -20,6 +20,7 @@ from mmadmin.core.errors import (
     SourceUnavailable,
     Unauthorized,
 )
+from mmadmin.host.network import check_proxies
 from mmadmin.host.reach import GuardedTransport, Reach
 
 HEAD_BYTES = 512
@@ -62,7 +63,8 @@ def tls(cert: str = "") -> ssl.SSLContext:
 
 
 def client(cert: str = "", *, stall_s: float = 60.0, reach: Reach | None = None) -> httpx2.Client:
-    """An HTTP client as all our downloads use it."""
+    """An HTTP client as all our downloads use it. Raises `InvalidInput` for an unusable proxy."""
+    check_proxies()
     context = tls(cert)
     return httpx2.Client(
         verify=context,

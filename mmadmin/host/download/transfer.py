@@ -28,6 +28,7 @@ from mmadmin.host.download.answers import (
     wait_for,
 )
 from mmadmin.host.download.part import Part
+from mmadmin.host.network import host_of, why_silent
 from mmadmin.host.policy import Policy
 
 CHUNK = 1 << 20
@@ -249,6 +250,11 @@ class Transfer:
         connections that meet a busy source use up one attempt, not four.
         """
         why = error.why if isinstance(error, Retry) else f"{type(error).__name__}: {error}"
+        silence = why_silent(error, host_of(self.remote.url))
+        if silence and silence.final:
+            raise SourceUnavailable(
+                f"{self.remote.label}: {silence.message}", remedy=silence.remedy
+            ) from error
         asked_s = error.wait_s if isinstance(error, Retry) else None
         if self.stop.is_set():
             raise Cancelled(self.remote.label)
