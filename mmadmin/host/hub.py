@@ -182,7 +182,6 @@ class Hub:
 
     def _siblings(self, repo: str, commit: str) -> list[HubFile]:
         """The files of a commit as the hub lists them beside it."""
-
         info = self.info(repo, commit, with_files=True)
         found = [
             HubFile(
