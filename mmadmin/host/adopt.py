@@ -7,7 +7,6 @@ one that its cache names it by, and its header must be that of a sound GGUF.
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import re
@@ -21,6 +20,7 @@ from mmadmin.core.errors import DigestMismatch, InvalidModel
 from mmadmin.core.formats.gguf.header import read_header
 from mmadmin.core.formats.gguf.shards import parse_name, set_names
 from mmadmin.core.store import Staging, Store, StoreObject, hash_file
+from mmadmin.core.store.files import link
 from mmadmin.core.store.layout import is_sha256
 
 OLLAMA_MODEL = "application/vnd.ollama.image.model"
@@ -155,14 +155,10 @@ def _take(store: Store, staging: Staging, name: str, path: Path, sha256: str) ->
     size = path.stat().st_size
     if staging.take(sha256, size, target):
         return
-    try:
-        os.link(path, target)
-    except OSError as error:
-        if error.errno not in {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP}:
-            raise
-        actual = store.ingest(path, staging, name)
-    else:
+    if link(path, target):
         actual, _ = hash_file(target)
+    else:
+        actual = store.ingest(path, staging, name)
     if actual != sha256:
         raise DigestMismatch(
             f"{path} has sha256 {actual}, its cache says {sha256}",

@@ -31,6 +31,7 @@ from mmadmin.core.errors import MmError, ToolMissing
 from mmadmin.core.fit.facts import HostFacts
 from mmadmin.core.fit.rules import Case, judge, version_of
 from mmadmin.core.home import Home, Ports
+from mmadmin.core.store.files import link
 from mmadmin.host import compiler
 from mmadmin.host.download import client
 from mmadmin.host.hub import Hub
@@ -248,7 +249,7 @@ def permissions(patient: Patient) -> Result:
 
 
 def store(patient: Patient) -> Result:
-    """The store's folder can be written, links work in it, and its parts share a file system."""
+    """The store's folder can be written, whether links work, and that it is one file system."""
     root = patient.home.store
     if not root.exists():
         return Result("store", "ok", f"{root} does not exist yet; the first build makes it")
@@ -267,7 +268,7 @@ def store(patient: Patient) -> Result:
         with tempfile.TemporaryDirectory(dir=root, prefix=".doctor-") as folder:
             one = Path(folder) / "one"
             one.write_bytes(b"1")
-            (Path(folder) / "two").hardlink_to(one)
+            links = link(one, Path(folder) / "two")
     except OSError as error:
         return Result(
             "store",
@@ -276,6 +277,13 @@ def store(patient: Patient) -> Result:
             "check the disk, its mount options and the owner of the folder",
         )
     objects = sum(1 for path in (root / "objects").glob("*.json")) if parts else 0
+    if not links:
+        return Result(
+            "store",
+            "warn",
+            f"{objects} objects in {root}, whose file system has no hard links: files are copied",
+            "a file system with hard links needs about half the room",
+        )
     return Result("store", "ok", f"{objects} objects in {root}")
 
 

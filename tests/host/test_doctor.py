@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import socket
@@ -190,11 +191,17 @@ def test_the_store_must_be_writable_and_whole(
     assert (found.level, found.fact) == ("ok", f"1 objects in {root}")
     assert not list(root.glob(".doctor-*"))
 
-    def refused(self: Path, target: Path) -> None:
-        raise OSError(1, "Operation not permitted")
+    def refuses(number: int) -> None:
+        def refused(*_: object) -> None:
+            raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(Path, "hardlink_to", refused)
-    assert "Operation not permitted" in doctor.store(patient).fact
+        monkeypatch.setattr(os, "link", refused)
+
+    refuses(errno.EROFS)
+    assert "Read-only file system" in doctor.store(patient).fact
+    refuses(errno.EPERM)
+    found = doctor.store(patient)
+    assert (found.level, "no hard links" in found.fact) == ("warn", True)
 
 
 def test_a_port_held_by_someone_else(patient: Patient) -> None:

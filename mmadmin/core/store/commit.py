@@ -7,7 +7,6 @@ between leaves a path without a row, which is garbage.
 
 from __future__ import annotations
 
-import errno
 import os
 import time
 import uuid
@@ -18,7 +17,15 @@ from pathlib import Path
 from mmadmin.core.build.derivation import Derivation
 from mmadmin.core.callbacks import Progress, silent
 from mmadmin.core.store import tree
-from mmadmin.core.store.files import EPOCH, fsync_path, is_sealed, sealed_mode, stamp
+from mmadmin.core.store.files import (
+    EPOCH,
+    fsync_path,
+    is_sealed,
+    link,
+    link_or_copy,
+    sealed_mode,
+    stamp,
+)
 from mmadmin.core.store.ingest import hash_file
 from mmadmin.core.store.locks import file_lock
 from mmadmin.core.store.records import Realisation, StoreObject
@@ -156,13 +163,9 @@ class Commit:
 def _share(path: Path, blob: Path, entry: Entry, scratch: Path) -> bool:
     """One inode for the file and its blob; True when the blob is new."""
     try:
-        os.link(path, blob)
+        link_or_copy(path, blob)
     except FileExistsError:
         pass
-    except OSError as error:
-        if error.errno != errno.EMLINK:
-            raise
-        return False  # this inode has all the links it can have: the file stays its own
     else:
         return True
     there = blob.stat()
@@ -171,14 +174,10 @@ def _share(path: Path, blob: Path, entry: Entry, scratch: Path) -> bool:
     temporary = scratch / uuid.uuid4().hex
     sound = there.st_size == entry.size and is_sealed(there, executable=entry.executable)
     if not sound:  # a damaged blob: ours is right
-        os.link(path, temporary)
+        link_or_copy(path, temporary)
         temporary.replace(blob)
         return True
-    try:
-        os.link(blob, temporary)
-    except OSError as error:
-        if error.errno != errno.EMLINK:
-            raise
+    if not link(blob, temporary):
         return False
     # the folder may be read-only for us only after it is sealed, which comes later
     temporary.replace(path)

@@ -18,6 +18,16 @@ HALF_WRITTEN = ".*.new"
 """Files that replace another once they are whole; a killed process leaves them."""
 
 
+NOT_LINKABLE = {
+    errno.EMLINK,
+    errno.EXDEV,
+    errno.EPERM,
+    errno.EOPNOTSUPP,
+    errno.ENOSYS,
+}
+"""What `link` fails with where a copy would succeed."""
+
+
 def fsync_path(path: Path) -> None:
     """Flush a file or a folder to the disk."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -72,14 +82,33 @@ def take_blob(blob: Path, size: int, target: Path) -> bool:
     return True
 
 
-def link_or_copy(source: Path, target: Path) -> None:
-    """Link where the file system allows, else copy with mode and times."""
+def link(source: Path, target: Path) -> bool:
+    """Give a file a second name; False where the file system cannot.
+
+    Some have no hard links at all; others bound their number, or a mount refuses them.
+    """
     try:
         os.link(source, target)
     except OSError as error:
-        if error.errno not in {errno.EMLINK, errno.EXDEV}:
+        if error.errno not in NOT_LINKABLE:
             raise
-        shutil.copy2(source, target)
+        return False
+    return True
+
+
+def link_or_copy(source: Path, target: Path) -> None:
+    """Link where the file system allows, else copy with mode and times; on the disk then."""
+    if link(source, target):
+        return
+    temporary = target.with_name(f".{uuid.uuid4().hex}.new")
+    try:
+        shutil.copy2(source, temporary)
+        fsync_path(temporary)
+        if target.exists():  # as a link would
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target))
+        temporary.rename(target)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def unlink_tree(path: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from mmadmin.core.callbacks import Report, silent
 from mmadmin.core.errors import MmError, StoreCorrupt
-from mmadmin.core.store.files import EPOCH, fsync_path, take_blob
+from mmadmin.core.store.files import EPOCH, fsync_path, link_or_copy, take_blob
 from mmadmin.core.store.ingest import hash_file
 from mmadmin.core.store.locks import file_lock
 from mmadmin.core.store.records import StoreObject
@@ -153,7 +153,7 @@ class _Repair:
             fresh = self.staging.scratch / uuid.uuid4().hex
             same_mode = path.parent == self.staging.scratch or path == self.found.path / entry.path
             if same_mode:
-                os.link(path, fresh)
+                link_or_copy(path, fresh)
             else:
                 _copy(path, fresh)
             fresh.chmod(0o555 if entry.executable else 0o444)

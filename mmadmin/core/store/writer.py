@@ -6,7 +6,6 @@ stands on this module, and the `Store` stands on those.
 
 from __future__ import annotations
 
-import os
 import sqlite3
 import time
 import uuid
@@ -22,6 +21,7 @@ from mmadmin.core.store.disk import Disk
 from mmadmin.core.store.files import (
     fsync_path,
     is_sealed,
+    link_or_copy,
     sealed_mode,
     stamp,
     unlink_tree,
@@ -123,7 +123,7 @@ class Writer(Reader):
                 if not is_sealed(blob.stat(), executable=executable):
                     blob.unlink()  # damaged: this one takes its place
             with suppress(FileExistsError):
-                os.link(path, blob)
+                link_or_copy(path, blob)
                 fsync_path(blob.parent)
             if not stay:
                 path.unlink()

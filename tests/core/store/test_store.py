@@ -24,6 +24,7 @@ from mmadmin.core.errors import (
 )
 from mmadmin.core.store import Realisation, Store
 from mmadmin.core.store import commit as commit_module
+from mmadmin.core.store.verify import verify
 from tests.core.workshop import add, damage, in_child
 
 
@@ -444,3 +445,33 @@ def test_reading_a_store_as_another_user_needs_no_write(store: Store) -> None:
     if os.getuid() != 0:
         pytest.skip("becoming another user needs root")
     assert in_child(try_to_write) == 0
+
+
+@pytest.mark.parametrize("refusal", [errno.EPERM, errno.EOPNOTSUPP])
+def test_without_hard_links_files_are_copied(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal: int
+) -> None:
+    """A download becomes an object, whole by stat and by content; what is damaged is mended."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(refusal, os.strerror(refusal))
+
+    monkeypatch.setattr(os, "link", refuse)
+    data = b"bytes" * 1000
+    download = tmp_path / "download"
+    download.write_bytes(data)
+    store.keep_blob(download, sha(data))
+    with store.lease("x") as lease, store.staging(lease) as staging:
+        assert staging.take(sha(data), len(data), staging.out / "model.gguf")
+        (staging.out / "other").write_bytes(b"built")
+        found = store.seal(staging, "x")
+    assert (found.path / "model.gguf").read_bytes() == data
+    assert verify(store, contents=True).damaged == ()
+    (found.path / "model.gguf").chmod(0o644)
+    (found.path / "model.gguf").write_bytes(b"wrong" * 1000)
+    assert verify(store, contents=True).damaged
+    assert add(store, "x", {"model.gguf": data, "other": b"built"}).hash == found.hash
+    assert verify(store, contents=True).damaged == ()
+    assert not list(store.root.rglob(".*.new"))
+    store.reindex()
+    assert store.has_object(found.name)
