@@ -12,5 +12,7 @@ from django.conf import settings  # noqa: E402 (Django is set up above)
 import mmadmin.celery  # noqa: E402, F401 (loaded now, not at somebody's first click)
 from deployments.panel.admission import InTurn  # noqa: E402
 from deployments.panel.public_scheme import PublicScheme  # noqa: E402
+from mmadmin.gate.open_files import raise_limit  # noqa: E402
 
+raise_limit()
 application = InTurn(PublicScheme(_panel, settings.PUBLIC_ORIGIN))

@@ -21,6 +21,7 @@ import time
 import uvloop
 
 from mmadmin.core.errors import MmError
+from mmadmin.gate.open_files import raise_limit
 from mmadmin.gate.settings import GateSettings
 from mmadmin.gate.worker import Worker
 
@@ -132,6 +133,7 @@ def main(arguments: list[str]) -> int:
     except MmError as error:
         sys.stderr.write(f"{error}\n")
         return 1
+    raise_limit()
     if arguments[:1] == ["worker"]:
         index, clients, metrics, parent = map(int, arguments[1:])
         uvloop.run(

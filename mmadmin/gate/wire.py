@@ -1,10 +1,12 @@
-"""HTTP/1.1 towards clients, as gate and panel serve it: uvicorn's protocol, with three corrections.
+"""HTTP/1.1 towards clients, as gate and panel serve it: uvicorn's protocol, with four corrections.
 
 No `Upgrade` is taken (RFC 9110 §7.8 lets a server ignore it). httptools ends a message at a head
 that offers one, and reads the body that follows as the next request. `PlainProtocol` gives such a
 head to a new parser without the offer, so that the body is read by its length.
 
 A client of HTTP/1.0 knows no chunks: what has no length ends with the connection.
+
+A connection that sends no whole head in time is closed.
 
 Fewer writes: a server writes an answer's head and body apart, and the event loop sends each at
 once: two system calls and two packets. Here they leave together. While several requests run, what
@@ -21,6 +23,8 @@ from typing import Any
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+HEAD_S = 30
+"""How long a connection may take to send the head of a request: idle ones must not hold files."""
 _HEAD = b"HTTP/"
 """How the head of an answer begins; a piece of a body that begins so may wait a turn, too."""
 
@@ -88,10 +92,43 @@ class PlainProtocol(HttpToolsProtocol):
     """What the present head offered in `Upgrade`."""
     _again = b""
     """The head that stopped the parser, without the offer."""
+    _in_head = False
+    _head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        """A client connected: the head of a request is due."""
+        super().connection_made(transport)
+        self._head_timer = self.loop.call_later(HEAD_S, self._head_is_late)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The client is gone."""
+        self._head_came()
+        super().connection_lost(exc)
+
+    def on_message_begin(self) -> None:
+        """A head begins."""
+        self._in_head = True
+        super().on_message_begin()
+
+    def _head_came(self) -> None:
+        self._in_head = False
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _head_is_late(self) -> None:
+        self._head_timer = None
+        if not self.transport.is_closing():
+            self.transport.close()
 
     def data_received(self, data: bytes) -> None:
         """Bytes from the client."""
         self._unset_keepalive_if_required()
+        self._feed(data)
+        if self._in_head and self._head_timer is None:
+            self._head_timer = self.loop.call_later(HEAD_S, self._head_is_late)
+
+    def _feed(self, data: bytes) -> None:
         while True:
             try:
                 self.parser.feed_data(data)
@@ -118,6 +155,7 @@ class PlainProtocol(HttpToolsProtocol):
                 lines += [n + b": " + v for n, v in self.headers if n != b"upgrade"]
                 self._again = b"\r\n".join(lines) + b"\r\n\r\n"
             return
+        self._head_came()
         super().on_headers_complete()
         if self._offered is not None:
             self.headers.append((b"upgrade", self._offered))
@@ -137,4 +175,4 @@ class GatheringProtocol(PlainProtocol):
     def connection_made(self, transport: Any) -> None:
         """A client connected."""
         gathering = GatheringTransport(transport, self.loop, self.tasks)
-        super().connection_made(gathering)  # type: ignore[arg-type]
+        super().connection_made(gathering)
