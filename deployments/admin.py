@@ -137,7 +137,7 @@ LISTS: dict[type[Model], tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]
     ),
     models.User: (("username", "role", "is_active", "last_login"), ("role",), ("username",)),
 }
-HIDDEN = ("digest", "password")
+HIDDEN = ("digest", "password", "second_factor_key")
 
 for model, (columns, filters, search) in LISTS.items():
     site.register(

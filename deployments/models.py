@@ -52,6 +52,12 @@ class User(AbstractUser):
     oidc_subject = models.CharField(max_length=512, unique=True, null=True, editable=False)  # noqa: DJ001 (null = has a password)
     """Who they are at the identity provider: `issuer#subject`."""
 
+    second_factor_key = models.CharField(max_length=64, blank=True, editable=False)
+    """Hex key of the person's authenticator app (TOTP, RFC 6238)."""
+    second_factor_at = models.DateTimeField(null=True, editable=False)
+    """Since when logins by password ask for a code; null = they do not."""
+    second_factor_step = models.BigIntegerField(default=0, editable=False)
+    """The time step of the last code that was used: no code works twice."""
     scopes: frozenset[str] | None = None
     """Those of the token that asks; None = the person does. Never stored."""
 
@@ -963,6 +969,19 @@ class UserToken(models.Model):
             return "revoked"
         expired = self.expires_at is not None and self.expires_at <= timezone.now()
         return "expired" if expired else "active"
+
+
+class RecoveryCode(models.Model):
+    """A code that replaces one of the authenticator app, once. Only its HMAC stays."""
+
+    user = models.ForeignKey(User, on_delete=models.CASCADE, related_name="recovery_codes")
+    digest = models.CharField(max_length=64)
+
+
+class SecondFactorRule(models.Model):
+    """A role whose people need a second factor when they log in by password."""
+
+    role = models.CharField(max_length=16, choices=Role.choices, unique=True)
 
 
 class LoginAttempts(models.Model):

@@ -121,6 +121,7 @@ MIDDLEWARE = [
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
     "deployments.accounts.middleware.AddressMiddleware",
+    "deployments.accounts.middleware.EnrolmentMiddleware",
 ]
 ROOT_URLCONF = "mmadmin.urls"
 ASGI_APPLICATION = "mmadmin.asgi.application"
@@ -148,6 +149,8 @@ OIDC_SCOPES = os.environ.get("MM_OIDC_SCOPES") or "openid email profile"
 OIDC_ROLES_CLAIM = os.environ.get("MM_OIDC_ROLES_CLAIM") or "groups"
 OIDC_ADMINS = listed("MM_OIDC_ADMINS")
 OIDC_OPERATORS = listed("MM_OIDC_OPERATORS")
+SSO_ONLY = bool(OIDC_ISSUER) and os.environ.get("MM_SSO_ONLY") == "1"
+"""Passwords let nobody in."""
 AUTHENTICATION_BACKENDS = ["deployments.accounts.passwords.Backend"]
 if OIDC_ISSUER:
     AUTHENTICATION_BACKENDS.append("deployments.accounts.oidc.Backend")
@@ -211,6 +214,8 @@ STORAGES = {
 WHITENOISE_USE_FINDERS = True
 
 SESSION_ENGINE = "deployments.accounts.sessions"
+SESSION_IDLE_S = int(os.environ.get("MM_SESSION_IDLE_MIN") or 24 * 60) * 60
+"""A login without a request for so long ends; SESSION_COOKIE_AGE is its longest life."""
 SESSION_COOKIE_HTTPONLY = True
 SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = PUBLIC_ORIGIN.startswith("https://")
 X_FRAME_OPTIONS = "DENY"

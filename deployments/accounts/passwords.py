@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from datetime import datetime, timedelta
 from typing import Any
 
+from django.conf import settings
 from django.contrib.auth import authenticate
 from django.contrib.auth.backends import ModelBackend
 from django.core.exceptions import PermissionDenied
@@ -68,7 +69,7 @@ class Backend(ModelBackend):
         **kwargs: Any,
     ) -> User | None:
         """The person, or None."""
-        if username is None or password is None:
+        if username is None or password is None or settings.SSO_ONLY:
             return None
         name = attempts.normalised(username)
         with turns.one():
@@ -77,7 +78,7 @@ class Backend(ModelBackend):
         if user is None:
             attempts.attempt_failed(name)
             raise PermissionDenied  # no other backend is asked about this password
-        attempts.attempt_succeeded(name)
+        attempts.attempt_succeeded(name, done=user.second_factor_at is None)
         return user
 
 
@@ -90,6 +91,7 @@ def confirm(request: HttpRequest, user: User, password: str) -> None:
     if password:
         if authenticate(request, username=user.get_username(), password=password) != user:
             raise InvalidInput("the current password is incorrect", field="current_password")
+        attempts.attempt_succeeded(attempts.normalised(user.get_username()))
         return
     began = request.session.get(BEGAN) if user.scopes is None else None
     if began and timezone.now() - datetime.fromisoformat(began) < FRESH:

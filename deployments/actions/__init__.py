@@ -48,6 +48,15 @@ from deployments.actions.policy import (
     set_rule,
 )
 from deployments.actions.retention import archive, configure, mark, pin
+from deployments.actions.second_factor import (
+    enrol_second_factor,
+    renew_recovery_codes,
+    require_second_factor,
+    reset_second_factor,
+    second_factor_fits,
+    second_factor_key,
+    second_factor_required,
+)
 from deployments.actions.serving import activate, cancel_activation, rollback, stop
 from deployments.actions.trials import begin_trial, end_trial
 
@@ -70,6 +79,7 @@ __all__ = [
     "end_other_sessions",
     "end_session",
     "end_trial",
+    "enrol_second_factor",
     "import_generation",
     "issue_key",
     "issue_token",
@@ -81,8 +91,11 @@ __all__ = [
     "playground_key",
     "rebuild",
     "remove_rule",
+    "renew_recovery_codes",
     "request_exception",
     "require",
+    "require_second_factor",
+    "reset_second_factor",
     "retry_build",
     "revoke_key",
     "revoke_token",
@@ -90,6 +103,9 @@ __all__ = [
     "rotate_key",
     "scopes_for",
     "search_hub",
+    "second_factor_fits",
+    "second_factor_key",
+    "second_factor_required",
     "set_password",
     "set_role",
     "set_rule",

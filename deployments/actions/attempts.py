@@ -60,11 +60,16 @@ def begin_attempt(username: str) -> None:
                 )
 
 
-def attempt_succeeded(username: str) -> None:
-    """Take the attempt back, and forget what was wrong for this name from here."""
+def attempt_succeeded(username: str, *, done: bool = True) -> None:
+    """Take the attempt back, and forget what was wrong for this name from here.
+
+    Not `done`: a code is still to come, and entering the password again must not give it more
+    tries.
+    """
     (here, _), *others = _counts(username)
     with transaction.atomic():
-        LoginAttempts.objects.filter(subject=here).delete()
+        if done:
+            LoginAttempts.objects.filter(subject=here).delete()
         for subject, _ in others:
             LoginAttempts.objects.filter(subject=subject, count__gt=0).update(count=F("count") - 1)
 

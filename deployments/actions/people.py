@@ -21,6 +21,7 @@ from deployments.broker import feed
 from deployments.models import (
     Role,
     Scope,
+    SecondFactorRule,
     Session,
     User,
     UserToken,
@@ -68,7 +69,8 @@ def _check_password(password: str, user: User) -> None:
         raise InvalidInput(" ".join(error.messages), field="password") from error
 
 
-def _locked_user(username: str) -> User:
+def locked_user(username: str) -> User:
+    """The row of a person, locked until the transaction ends. Raises `NotFound`."""
     user = User.objects.select_for_update().filter(username=username).first()
     if user is None:
         raise NotFound(f"there is no user {username}")
@@ -86,7 +88,7 @@ def set_role(actor: User, username: str, role: Role | str) -> User:
     require(actor, Role.ADMIN)
     role = _role(role)
     with transaction.atomic():
-        user = _locked_user(username)
+        user = locked_user(username)
         if role != Role.ADMIN:
             _keep_one_admin(user)
         _give_role(actor, user, role)
@@ -97,6 +99,8 @@ def _give_role(actor: User, user: User, role: Role) -> None:
     user.role = role
     user.is_staff = user.is_superuser = role == Role.ADMIN
     user.save(update_fields=["role", "is_staff", "is_superuser"])
+    if user.second_factor_at is None and SecondFactorRule.objects.filter(role=role).exists():
+        end_sessions_of(user)  # they set one up at the next login
     audit(actor, "user.role", f"user:{user}", f"{user} is {role.value}", role=role.value)
 
 
@@ -143,7 +147,7 @@ def set_user_active(actor: User, username: str, *, on: bool) -> User:
     """Let a person in, or keep them out; their history stays."""
     require(actor, Role.ADMIN)
     with transaction.atomic():
-        user = _locked_user(username)
+        user = locked_user(username)
         if not on:
             _keep_one_admin(user)
         user.is_active = on
@@ -158,9 +162,14 @@ def set_user_active(actor: User, username: str, *, on: bool) -> User:
 
 def _end_everything(user: User) -> None:
     """End a person's logins and tokens: for good, also when the account comes back."""
+    end_sessions_of(user)
+    UserToken.objects.filter(user=user, revoked_at=None).update(revoked_at=timezone.now())
+
+
+def end_sessions_of(user: User) -> None:
+    """End a person's logins."""
     Session.objects.filter(user_id=user.pk).delete()
     _sessions_changed(user)
-    UserToken.objects.filter(user=user, revoked_at=None).update(revoked_at=timezone.now())
 
 
 def set_password(actor: User, username: str, password: str) -> User:
@@ -173,7 +182,7 @@ def set_password(actor: User, username: str, password: str) -> User:
     else:
         require(actor, Role.VIEWER)
     with transaction.atomic():
-        user = _locked_user(username)
+        user = locked_user(username)
         _check_password(password, user)
         user.set_password(password)
         user.save(update_fields=["password"])
@@ -200,7 +209,7 @@ def edit_user(
             set_password(actor, username, password)
         if actor.get_username() != username:
             require(actor, Role.ADMIN)
-        return _locked_user(username)
+        return locked_user(username)
 
 
 def logged_in(user: User) -> None:

@@ -41,6 +41,18 @@ class Login(AuthenticationForm):
     }
 
 
+class Code(Described):
+    """The code of a second factor."""
+
+    code = forms.CharField(
+        label="Code",
+        max_length=32,
+        widget=forms.TextInput(attrs={"autocomplete": "one-time-code", "autofocus": True}),
+        help_text="6 digits from your authenticator app, or one of your recovery codes.",
+        error_messages={"required": "Enter a code."},
+    )
+
+
 class Reason(Described):
     """Why somebody does what they do: history keeps it."""
 
@@ -300,6 +312,42 @@ class NewUser(Described):
     )
 
 
+class Confirmation(Described):
+    """The person is there, not only their open session."""
+
+    current_password = forms.CharField(
+        label="Current password",
+        required=False,
+        strip=False,
+        widget=forms.PasswordInput(attrs={"autocomplete": "current-password"}),
+        help_text="Not needed in the first minutes after you log in.",
+    )
+
+
+class Enrolment(Confirmation):
+    """The first code of an authenticator app."""
+
+    code = forms.CharField(
+        label="Code",
+        max_length=16,
+        widget=forms.TextInput(attrs={"autocomplete": "one-time-code", "inputmode": "numeric"}),
+        help_text="The 6 digits that the app shows.",
+        error_messages={"required": "Enter the code that the app shows."},
+    )
+    field_order = ("code", "current_password")
+
+
+class RequiredFactor(forms.Form):
+    """The roles that need a second factor."""
+
+    roles = forms.MultipleChoiceField(
+        label="Required for",
+        choices=Role.choices,
+        required=False,
+        widget=forms.CheckboxSelectMultiple,
+    )
+
+
 class NewPassword(Described):
     """One's own new password."""
 
@@ -327,7 +375,7 @@ class FirstPassword(Described):
     )
 
 
-class NewToken(Described):
+class NewToken(Confirmation):
     """What a personal API token is for, what it may do, and until when."""
 
     note = forms.CharField(
@@ -349,13 +397,7 @@ class NewToken(Described):
         initial=90,
         choices=[(30, "in 30 days"), (90, "in 90 days"), (365, "in a year"), (0, "never")],
     )
-    current_password = forms.CharField(
-        label="Current password",
-        required=False,
-        strip=False,
-        widget=forms.PasswordInput(attrs={"autocomplete": "current-password"}),
-        help_text="Not needed in the first minutes after you log in.",
-    )
+    field_order = ("note", "scopes", "days", "current_password")
 
     def __init__(self, *args: Any, scopes: Sequence[Scope], password: bool, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -17,6 +17,7 @@ from deployments.views import (
     people,
     playground,
     policy,
+    second_factor,
     session,
     sso,
     store,
@@ -25,7 +26,8 @@ from deployments.views import (
 )
 
 urlpatterns = [
-    path("login/", session.login, name="login"),
+    path("login/", session.log_in, name="login"),
+    path("login/code/", session.code, name="login-code"),
     path("login/oidc/", sso.leave, name="oidc"),
     path("login/oidc/callback/", sso.come_back, name="oidc-callback"),
     path("logout/", session.logout, name="logout"),
@@ -110,10 +112,20 @@ urlpatterns = [
     ),
     path("people/", people.people, name="people"),
     path("people/new/", people.new, name="new-user"),
+    path("people/second-factor/", people.require_factor, name="require-factor"),
+    path(
+        "people/<str:username>/second-factor/",
+        people.reset_factor,
+        name="reset-factor",
+    ),
     path("people/<str:username>/role/", people.role, name="set-role"),
     path("people/<str:username>/password/", people.password, name="set-password"),
     path("people/<str:username>/active/", people.active, name="set-active"),
     path("account/", people.account, name="account"),
+    path("account/second-factor/", second_factor.enrol, name="second-factor"),
+    path("account/second-factor/codes/", second_factor.codes, name="recovery-codes"),
+    path("account/second-factor/codes/new/", second_factor.renew, name="renew-codes"),
+    path("account/second-factor/off/", second_factor.turn_off, name="factor-off"),
     path("account/sessions/", people.end_sessions, name="end-sessions"),
     path("account/sessions/<str:public_id>/", people.end_session, name="end-session"),
     path("account/tokens/new/", people.new_token, name="new-token"),

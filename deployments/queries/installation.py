@@ -10,6 +10,7 @@ from deployments.models import (
     AuditEvent,
     Host,
     Role,
+    SecondFactorRule,
     Session,
     User,
     UserToken,
@@ -67,6 +68,12 @@ def users(actor: User, *, search: str = "", page: int = 1) -> Page[User]:
     for word in search.split():
         rows = rows.filter(Q(username__icontains=word) | Q(email__icontains=word))
     return paged(rows, page)
+
+
+def second_factor_roles(actor: User) -> list[str]:
+    """The roles that need a second factor."""
+    require(actor, Role.ADMIN)
+    return list(SecondFactorRule.objects.values_list("role", flat=True))
 
 
 def tokens(actor: User, *, page: int = 1, per_page: int = PER_PAGE) -> Page[UserToken]:

@@ -161,6 +161,7 @@ class UserOut(Schema):
     role: str
     email: str
     active: bool
+    second_factor: bool
     last_login: datetime | None
 
     @classmethod
@@ -171,6 +172,7 @@ class UserOut(Schema):
             role=row.role,
             email=row.email,
             active=row.is_active,
+            second_factor=row.second_factor_at is not None,
             last_login=row.last_login,
         )
 

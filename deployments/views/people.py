@@ -12,7 +12,7 @@ from deployments import actions, queries
 from deployments.accounts.passwords import confirm
 from deployments.models import Role
 from deployments.panel import shown_once
-from deployments.panel.forms import FirstPassword, NewPassword, NewToken, NewUser
+from deployments.panel.forms import FirstPassword, NewPassword, NewToken, NewUser, RequiredFactor
 from deployments.views.page import admin, attempt, blame, form_only, number_of, page, person, show
 from mmadmin.core.errors import MmError
 
@@ -31,7 +31,14 @@ def people(request: HttpRequest) -> HttpResponse:
     me = admin(request)
     search = request.GET.get("search", "")
     found = queries.users(me, search=search, page=number_of(request.GET.get("page")))
-    context = {"nav": "people", "found": found, "search": search, "roles": ROLES}
+    required = {"roles": queries.second_factor_roles(me)}
+    context = {
+        "nav": "people",
+        "found": found,
+        "search": search,
+        "roles": ROLES,
+        "required": RequiredFactor(initial=required),
+    }
     return show(request, "people/list.html", context)
 
 
@@ -100,6 +107,35 @@ def password(request: HttpRequest, username: str) -> HttpResponse:
     return show(request, "people/password.html", context, status=status)
 
 
+@form_only
+@page
+def require_factor(request: HttpRequest) -> HttpResponse:
+    """Say which roles need a second factor."""
+    me = admin(request)
+    form = RequiredFactor(request.POST)
+    if not form.is_valid():
+        messages.error(request, "Choose roles from the list.")
+        return redirect("people")
+    roles = form.cleaned_data["roles"]
+    return attempt(
+        request, lambda: actions.require_second_factor(me, roles), "Saved.", reverse("people")
+    )
+
+
+@page
+def reset_factor(request: HttpRequest, username: str) -> HttpResponse:
+    """Ask, then turn somebody's second factor off: they lost their phone."""
+    me = admin(request)
+    if request.method == "POST":
+        return attempt(
+            request,
+            lambda: actions.reset_second_factor(me, username),
+            f"The second factor of {username} is off.",
+            reverse("people"),
+        )
+    return show(request, "people/reset_factor.html", {"nav": "people", "username": username})
+
+
 @page
 def account(request: HttpRequest) -> HttpResponse:
     """One's own account: password and API tokens."""
@@ -125,6 +161,7 @@ def account(request: HttpRequest) -> HttpResponse:
             me, page=number_of(request.GET.get("logins")), per_page=OWN_SHOWN
         ),
         "present": request.session.session_key,
+        "recovery_left": me.recovery_codes.count(),
     }
     status = 422 if form.errors else 200
     return show(request, "account/page.html", context, status=status)

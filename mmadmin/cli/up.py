@@ -278,6 +278,9 @@ def down(*, as_json: JsonFlag = False) -> None:
 def password(
     username: Annotated[str, typer.Argument(help="Whose password.", metavar="USERNAME")] = "admin",
     *,
+    reset_second_factor: Annotated[
+        bool, typer.Option("--reset-second-factor", help="Their phone is lost: turn it off, too.")
+    ] = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Give a person a new generated password, shown once.
@@ -291,6 +294,8 @@ def password(
 
     fresh = secrets.token_urlsafe(PASSWORD_BYTES)
     actions.set_password(person, username, fresh)
+    if reset_second_factor:
+        actions.reset_second_factor(person, username, on_the_machine=True)
     if as_json:
         emit_json({"username": username, "password": fresh})
     else:

@@ -139,6 +139,13 @@ SECTIONS: dict[str, tuple[Variable, ...]] = {
             "none",
         ),
         Variable(
+            "MM_SESSION_IDLE_MIN",
+            "minutes without a request after which a login ends; after 14 days it ends anyway",
+            "1440, a day",
+            services=("panel",),
+            least=1,
+        ),
+        Variable(
             "MM_API_RPM",
             "requests that one token may make to the panel's API per minute",
             "600",
@@ -179,6 +186,7 @@ SECTIONS: dict[str, tuple[Variable, ...]] = {
             "groups whose people are admins, with commas",
             "without it and the next, roles are given in the panel",
         ),
+        Variable("MM_SSO_ONLY", "1 = nobody logs in by password", "0", services=("panel",)),
         Variable("MM_OIDC_OPERATORS", "groups whose people are operators, with commas", ""),
     ),
     "Grown up": (
