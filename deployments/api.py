@@ -33,7 +33,7 @@ from deployments.accounts.passwords import confirm
 from deployments.models import User
 from deployments.queries import storage
 from deployments.queries.engine_log import engine_log
-from mmadmin.core.errors import HTTP_STATUS, MmError, NotFound, TooMany
+from mmadmin.core.errors import HTTP_STATUS, InvalidInput, MmError, NotFound, TooMany
 
 log = logging.getLogger(__name__)
 
@@ -738,7 +738,10 @@ def _usage(
     request: HttpRequest, by: queries.By, since: datetime | None, until: datetime | None, **of: Any
 ) -> list[dict[str, Any]]:
     until = until or timezone.now()
-    since = since or until - timedelta(days=7)
+    try:
+        since = since or until - timedelta(days=7)
+    except OverflowError as error:
+        raise InvalidInput(f"there is no week before {until.isoformat()}") from error
     return queries.usage(who(request), since=since, until=until, by=by, **of)
 
 

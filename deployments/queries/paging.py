@@ -17,7 +17,7 @@ from deployments.models import (
     Role,
     User,
 )
-from mmadmin.core.errors import Refused
+from mmadmin.core.errors import InvalidInput, Refused
 
 PER_PAGE = 50
 
@@ -55,8 +55,13 @@ def require(actor: User, role: Role = Role.VIEWER) -> None:
 
 
 def aware(moment: datetime) -> datetime:
-    """The moment with its zone; one without is in UTC."""
-    return moment if timezone.is_aware(moment) else moment.replace(tzinfo=UTC)
+    """The moment in UTC; one without a zone is. Raises `InvalidInput` beyond the calendar."""
+    if not timezone.is_aware(moment):
+        return moment.replace(tzinfo=UTC)
+    try:
+        return moment.astimezone(UTC)
+    except OverflowError as error:
+        raise InvalidInput(f"{moment.isoformat()} is not in the calendar of UTC") from error
 
 
 def paged(rows: QuerySet[M], page: int, per_page: int = PER_PAGE) -> Page[M]:

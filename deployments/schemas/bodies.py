@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any, ClassVar, Literal
 
 from ninja import Field, Schema
-from pydantic import ConfigDict
+from pydantic import ConfigDict, StrictInt
 
 from mmadmin.core.generations.trial import MINUTES, MOST_MINUTES
 
@@ -107,7 +107,7 @@ class ConfigureIn(Strict):
     description: str | None = Field(None, max_length=TEXT_MAX)
 
 
-Limit = int
+Limit = StrictInt
 
 
 class KeyFields(Strict):

@@ -17,6 +17,8 @@ from mmadmin.core.errors import MmError, Unreachable
 from mmadmin.core.home import Home, Ports
 
 if TYPE_CHECKING:
+    from django.db.backends.base.base import BaseDatabaseWrapper
+
     from mmadmin.host.doctor import Result
 
 MISSED_SWEEPS = 12
@@ -102,6 +104,7 @@ def database() -> Result:
     try:
         executor = MigrationExecutor(connection)
         waiting = executor.migration_plan(executor.loader.graph.leaf_nodes())
+        read_only = _is_read_only(connection)
     except DatabaseError as error:
         return Result("database", "fail", f"it does not answer: {error}", "check DATABASE_URL")
     finally:
@@ -112,7 +115,26 @@ def database() -> Result:
     if waiting:
         lacks = f"{vendor} lacks {counted(len(waiting), 'migration')}"
         return Result("database", "fail", lacks, "run `mm up`")
+    if read_only:
+        fact = f"{vendor} cannot be written ({read_only})"
+        return Result("database", "fail", fact, "look at its disk, mount options and owner")
     return Result("database", "ok", f"{vendor}, schema is current")
+
+
+def _is_read_only(connection: BaseDatabaseWrapper) -> str:
+    """Why the database takes no writes; empty when it does, or is busy with one."""
+    from django.db import OperationalError
+
+    with connection.cursor() as cursor:
+        if connection.vendor == "postgresql":
+            cursor.execute("SHOW transaction_read_only")
+            return "it is read-only" if cursor.fetchone()[0] == "on" else ""
+        try:
+            cursor.execute("BEGIN IMMEDIATE")
+            cursor.execute("ROLLBACK")
+        except OperationalError as error:
+            return "" if "locked" in str(error) else str(error)
+    return ""
 
 
 def sweeper() -> Result:

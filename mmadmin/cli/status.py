@@ -6,6 +6,7 @@ database, deployments without the supervisor.
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -33,12 +34,15 @@ if TYPE_CHECKING:
 
 def status_of(home: Home, ports: Ports) -> dict[str, Any]:
     """What runs and what is live; works while panel, broker and database are down."""
+    from mmadmin.host.broker_health import broker_problem
     from mmadmin.host.service_health import silent_services
     from mmadmin.host.supervisor import Supervisor
 
     supervisor = Supervisor(home)
     programs = supervisor.status() if supervisor.running() else []
-    silent = {program.name for program in silent_services(programs, ports)}
+    silent = {program.name: "not answering" for program in silent_services(programs, ports)}
+    if programs and (trouble := broker_problem(os.environ.get("REDIS_URL") or home.broker_url)):
+        silent["broker"] = "refuses writes" if trouble.answers else "not answering"
     problem: MmError | None = None
     deployments: list[dict[str, Any]] = []
     proved: set[tuple[str, int | None]] = set()
@@ -68,10 +72,12 @@ def status_of(home: Home, ports: Ports) -> dict[str, Any]:
     }
 
 
-def _state(program: ProgramStatus, proved: set[tuple[str, int | None]], silent: set[str]) -> str:
+def _state(
+    program: ProgramStatus, proved: set[tuple[str, int | None]], trouble: dict[str, str]
+) -> str:
     """A program's state in one or two words."""
-    if program.name in silent:
-        return "not answering"
+    if program.name in trouble and program.state == "RUNNING":
+        return trouble[program.name]
     return "running" if (program.name, program.pid) in proved else program.state.lower()
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import shutil
-import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +18,7 @@ from email.utils import parsedate_to_datetime
 from functools import partial
 from pathlib import Path
 from typing import Literal
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 import httpx2
 import psutil
@@ -33,6 +32,7 @@ from mmadmin.core.fit.rules import Case, judge, version_of
 from mmadmin.core.home import Home, Ports
 from mmadmin.core.store.files import link
 from mmadmin.host import compiler
+from mmadmin.host.broker_health import broker_problem, place_of
 from mmadmin.host.download import client
 from mmadmin.host.hub import Hub
 from mmadmin.host.network import host_of, why_silent
@@ -343,24 +343,13 @@ def ports(patient: Patient) -> Result:
 
 
 def broker(patient: Patient) -> Result:
-    """The broker answers PING."""
-    url = urlsplit(patient.redis_url)
-    where = url.path if url.scheme == "unix" else f"{url.hostname}:{url.port or 6379}"
-    try:
-        said = _ping(patient.redis_url)
-    except OSError as error:
-        level: Level = "warn" if not Supervisor(patient.home).running() else "fail"
-        return Result(
-            "broker",
-            level,
-            f"{where} does not answer ({error.strerror or type(error).__name__})",
-            "run `mm up`" if url.scheme == "unix" else "check REDIS_URL and that server",
-        )
-    if not said.startswith("+PONG"):
-        return Result(
-            "broker", "fail", f"{where} says {said!r}", "check REDIS_URL and its password"
-        )
-    return Result("broker", "ok", f"{where} answers")
+    """The broker answers and takes writes."""
+    where = place_of(patient.redis_url)
+    problem = broker_problem(patient.redis_url)
+    if problem is None:
+        return Result("broker", "ok", f"{where} answers and takes writes")
+    down = not problem.answers and not Supervisor(patient.home).running()
+    return Result("broker", "warn" if down else "fail", f"{where} {problem.fact}", problem.remedy)
 
 
 # -- the world
@@ -440,35 +429,6 @@ def _ask(url: str) -> httpx2.Response | str:
     except httpx2.HTTPError as error:
         silence = why_silent(error, host_of(url))
         return silence.message if silence else type(error).__name__
-
-
-def _ping(redis_url: str) -> str:
-    """One PING in the broker's protocol, with its password where the address has one."""
-    url = urlsplit(redis_url)
-    if url.scheme == "unix":
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        connection.settimeout(NET_TIMEOUT_S)
-        address: str | tuple[str, int] = url.path
-    else:
-        connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        connection.settimeout(NET_TIMEOUT_S)
-        address = (url.hostname or "127.0.0.1", url.port or 6379)
-    with connection:
-        connection.connect(address)
-        file = connection.makefile("rb")
-        if url.password:
-            words = [w for w in (unquote(url.username or ""), unquote(url.password)) if w]
-            connection.sendall(_command("AUTH", *words))
-            said = file.readline().decode(errors="replace").strip()
-            if not said.startswith("+OK"):
-                return said
-        connection.sendall(_command("PING"))
-        return file.readline().decode(errors="replace").strip()
-
-
-def _command(*words: str) -> bytes:
-    parts = [f"${len(word.encode())}\r\n{word}\r\n" for word in words]
-    return f"*{len(words)}\r\n{''.join(parts)}".encode()
 
 
 def _is_under(pid: int, ours: set[int | None]) -> bool:

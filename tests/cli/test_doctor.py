@@ -104,3 +104,27 @@ def test_status_says_what_it_knows_without_its_database(tmp_path: Path) -> None:
     document = json.loads(told.stdout)
     assert re.fullmatch(words, document["database"]["message"])
     assert (document["deployments"], document["services"]) == ([], [])
+
+
+def test_a_database_that_cannot_be_written_is_found(tmp_path: Path) -> None:
+    """Everything refuses then; the check says why."""
+    assert mm(tmp_path, "init").returncode == 0
+    script = (
+        "from mmadmin.cli import doctor; from django.db import connection; import django;"
+        "django.setup(); connection.ensure_connection();"
+        "connection.connection.execute('PRAGMA query_only=1');"
+        "r = doctor.database(); print(r.level, r.fact)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=ROOT,
+        env={
+            "MM_HOME": str(tmp_path),
+            "PATH": "/usr/bin:/bin",
+            "DJANGO_SETTINGS_MODULE": "mmadmin.settings",
+        },
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.startswith("fail SQLite cannot be written")

@@ -530,3 +530,29 @@ def test_the_whole_story_by_api(world: World) -> None:
     assert [g["number"] for g in history["rows"]] == [5, 4, 3, 2, 1]
     assert history["rows"][3]["is_live"]
     assert Generation.objects.get(number=5).state == GenerationState.PLANNED
+
+
+def test_input_that_only_looks_valid_is_refused(people: People) -> None:
+    """Nesting without end, moments beyond the calendar, and truth values as numbers: 4xx, no 500."""
+    deep = "{a=" * 20_000 + "1" + "}" * 20_000
+    text = f"{spec()}\n[serve]\nchat_template_kwargs = {deep}\n"
+    for path, body in (
+        ("/plans", {"spec_toml": text}),
+        ("/deployments", {"spec_toml": text, "reason": "x"}),
+    ):
+        assert ask("POST", path, people.bob, body).status_code == 422
+    kwargs = f"{spec()}\n[serve.chat_template_kwargs]\nx = {'[' * 900}{']' * 900}\n"
+    assert ask("POST", "/plans", people.bob, {"spec_toml": kwargs}).status_code in (
+        200,
+        201,
+        202,
+        422,
+    )
+    for moment in ("9999-12-31T23:59:59-14:00", "0001-01-01T00:00:00%2B14:00"):
+        for name in ("since", "until"):
+            answer = ask("GET", f"/usage?{name}={moment}", people.bob)
+            assert answer.status_code in (200, 422), (name, moment)
+    for name in ("rpm", "tpm", "concurrency", "tokens_per_day", "tokens_per_month"):
+        answer = ask("POST", "/keys", people.bob, {"owner": "x", name: True})
+        assert answer.status_code == 422, name
+    assert not ClientKey.objects.exists()

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from datetime import timedelta
 
 import pytest
 from django.utils import timezone
 
 from deployments import actions, queries, tasks
+from deployments.broker import feed
 from deployments.jobs import gates, hosts
 from deployments.models import Alarm, Build, Deployment, Host, Replica
 from mmadmin.core.errors import Conflict, InvalidSpec
 from mmadmin.core.generations.lifecycle import JobState
 from mmadmin.core.home import Home
+from mmadmin.host.broker_health import broker_problem
 from tests.deployments import machines
 from tests.deployments.conftest import People
 from tests.deployments.specs import spec
@@ -150,3 +153,25 @@ def test_engines_and_jobs_of_the_old_place_are_taken_for_ended(
     fresh = Replica.objects.get(state="ready")
     assert fresh.uid != before
     assert not Alarm.objects.filter(cleared_at=None).exists()
+
+
+def test_a_broker_that_refuses_writes_is_noticed(settings) -> None:
+    """It answers PING as if all were well; jobs wait meanwhile."""
+    client = feed.client()
+    assert broker_problem(settings.REDIS_URL) is None
+    client.config_set("maxmemory", 1)
+    try:
+        problem = broker_problem(settings.REDIS_URL)
+    finally:
+        client.config_set("maxmemory", 0)
+    assert problem is not None
+    assert problem.answers
+    assert "maxmemory" in problem.fact
+
+
+def test_the_sweep_tells_when_it_ran(one: Deployment) -> None:
+    """What the doctor looks at."""
+    feed.client().delete(feed.SWEPT_KEY)
+    assert feed.swept_at() == 0
+    tasks.sweep()
+    assert 0 <= time.time() - feed.swept_at() < 60

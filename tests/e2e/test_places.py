@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from mmadmin.core.home import Home
-from tests.e2e.installation import CATALOG, ENGINE_PORTS, Installation, installation, wait_for
+from tests.e2e.installation import CATALOG, Installation, installation, wait_for
 from tests.support.engine import EngineStore
 from tests.support.ports import free_ports
 
@@ -24,8 +24,8 @@ def served(engine_store: EngineStore, tmp_path: Path) -> Iterator[Installation]:
 
 def elsewhere(site: Installation, folder: Path) -> Installation:
     """The way into another folder, with ports of its own."""
-    names = ("MM_PANEL_PORT", "MM_GATE_PORT", "MM_METRICS_PORT", "MM_ENGINE_PORTS_FROM")
-    ports = dict(zip(names, map(str, free_ports(3 + ENGINE_PORTS)), strict=False))
+    names = ("MM_PANEL_PORT", "MM_GATE_PORT", "MM_METRICS_PORT")
+    ports = dict(zip(names, map(str, free_ports(3)), strict=True))
     return Installation(Home(folder), {**site.env, **ports, "MM_HOME": str(folder)})
 
 

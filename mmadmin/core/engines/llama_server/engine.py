@@ -246,7 +246,7 @@ def _check_batches(options: LlamaOptions) -> None:
 def _check_kwargs(text: str) -> None:
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):
         refuse(

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from mmadmin.core.build.recipe import Json
+from mmadmin.core.errors import InvalidModel
 from mmadmin.core.formats.child import answer_requests, answered
 from mmadmin.core.formats.gguf.header import (
     GgufArray,
@@ -55,6 +56,10 @@ def report(headers: Sequence[GgufHeader], name: str) -> dict[str, Json]:
     """The report of a model, from the headers of all its files. Raises `InvalidModel`."""
     first = headers[0]
     architecture = check_is_model(first.metadata, name)
+    if not any(header.tensors for header in headers):
+        raise InvalidModel(
+            f"{name} holds no tensors", remedy="it is a vocabulary alone: take the model's file"
+        )
     arrays = {k: v for k, v in first.metadata.items() if isinstance(v, GgufArray)}
     template = first.string(TEMPLATE)
     tokens = arrays.get("tokenizer.ggml.tokens")

@@ -94,6 +94,15 @@ def test_what_belongs_beside_a_model_is_refused(
         attempt(tmp_path / "work").build(RECIPE, {"file": "m.gguf"}, model=tmp_path / "model")
 
 
+def test_a_vocabulary_without_tensors_is_refused(tmp_path: Path) -> None:
+    """It names an architecture and holds nothing to load."""
+    body = text("general.architecture") + struct.pack("<I", 8) + text("llama")
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/m.gguf").write_bytes(gguf(kvs=1, body=body))
+    with pytest.raises(InvalidModel, match="no tensors"):
+        attempt(tmp_path / "work").build(RECIPE, {"file": "m.gguf"}, model=tmp_path / "model")
+
+
 def test_a_wrong_file_name_lists_what_is_there(tmp_path: Path) -> None:
     """The object's files are the remedy."""
     (tmp_path / "model").mkdir()
