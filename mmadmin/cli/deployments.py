@@ -24,6 +24,7 @@ from mmadmin.cli.output import (
     styled,
 )
 from mmadmin.cli.records import MOST, actor, on_host
+from mmadmin.cli.tables import Column, table
 from mmadmin.core.errors import InvalidInput, NotFound
 from mmadmin.core.home import Home
 
@@ -290,6 +291,81 @@ def stop(
 
     activation = actions.stop(person, name, reason=reason)
     _run_activation(activation, detach=detach, as_json=as_json)
+
+
+def list_(
+    *,
+    archived: Annotated[
+        bool, typer.Option("--archived", help="Those that were archived instead.")
+    ] = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """List the deployments: state, live and newest generation, host.
+
+    Example: mm list
+    """
+    person = actor()
+    from deployments import queries
+
+    rows = queries.deployments_overview(person, archived=archived)
+    if as_json:
+        emit_json(
+            [
+                {
+                    "name": row.deployment.name,
+                    "public_name": row.deployment.public_name,
+                    "state": row.state,
+                    "live_generation": row.live.number if row.live else None,
+                    "newest_generation": row.newest.number if row.newest else None,
+                    "host": row.deployment.host.name,
+                }
+                for row in rows
+            ]
+        )
+        return
+    table(
+        [
+            Column("deployment", whole=True),
+            Column("model name", drop=2),
+            Column("state", whole=True),
+            Column("live", whole=True, right=True),
+            Column("newest", whole=True, right=True, drop=3),
+            Column("host", drop=1),
+        ],
+        [
+            [
+                escape(row.deployment.name),
+                escape(row.deployment.public_name),
+                styled(row.state),
+                str(row.live.number) if row.live else "-",
+                str(row.newest.number) if row.newest else "-",
+                escape(row.deployment.host.name),
+            ]
+            for row in rows
+        ],
+        empty="nothing is archived" if archived else "no deployments",
+    )
+
+
+def archive(
+    name: Name,
+    *,
+    undo: Annotated[bool, typer.Option("--undo", help="Take it out of the archive.")] = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Put a stopped deployment out of sight; its history and keys stay.
+
+    Example: mm archive smollm2-135m
+    """
+    person = actor()
+    from deployments import actions
+
+    actions.archive(person, name, on=not undo)
+    if as_json:
+        emit_json({"name": name, "archived": not undo})
+    else:
+        done = "out of the archive" if undo else "archived"
+        console.print(f"[bold]{escape(name)}[/] is {done}")
 
 
 def follow(name: Name, *, build: OneBuild = None, as_json: JsonFlag = False) -> None:

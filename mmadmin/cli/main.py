@@ -51,6 +51,8 @@ COMMANDS = {
     "rollback": ("deployments:rollback", SERVING),
     "stop": ("deployments:stop", SERVING),
     "trial": ("trial:trial", SERVING),
+    "list": ("deployments:list_", SERVING),
+    "archive": ("deployments:archive", SERVING),
     "follow": ("deployments:follow", SERVING),
     "cancel": ("deployments:cancel", SERVING),
     "history": ("history:history", SERVING),

@@ -9,7 +9,7 @@ import typer
 
 from mmadmin.cli.tables import Column
 from mmadmin.core.bytes_text import bytes_text
-from mmadmin.core.errors import NotFound
+from mmadmin.core.errors import MmError, NotFound
 from mmadmin.core.home import Home
 
 if TYPE_CHECKING:
@@ -80,6 +80,8 @@ def resolve_name(store: Store, text: str) -> str:
     ]
     if not matches and not end:
         matches = [n for n in names if n[HASH + 1 :].startswith(begin)]
+    if len(matches) > 1:  # a model and the report about it have the same name
+        matches = [name for name in matches if not _is_report(store, name)] or matches
     if len(matches) == 1:
         return matches[0]
     if not matches:
@@ -91,6 +93,20 @@ def resolve_name(store: Store, text: str) -> str:
         remedy=f"name one by the beginning of its hash: {', '.join(some)}",
         candidates=matches[:SOME],
     )
+
+
+def _is_report(store: Store, name: str) -> bool:
+    """True for what a recipe wrote about a model."""
+    from mmadmin.core import catalog
+    from mmadmin.core.build.rebuild import load_graph
+
+    reports = {kind.report_recipe for kind in catalog.formats().values()}
+    for record in store.realisations_of(name):
+        try:
+            return load_graph(store, record.derivation).recipe in reports
+        except MmError:  # it came from elsewhere, without its steps
+            continue
+    return False
 
 
 def seconds_of(text: str) -> int:

@@ -594,3 +594,18 @@ def test_logs_are_those_of_the_live_one(served: Deployment, tmp_path: Path) -> N
     assert mm("logs", "tiny/1") == "engine of tiny.1\n"
     with pytest.raises(NotFound, match="no generation 7"):
         mm("logs", "tiny/7")
+
+
+def test_deployments_are_listed_and_archived(served: Deployment) -> None:
+    """What is stopped can be put out of sight, and back."""
+    (row,) = mm_json("list")
+    assert (row["name"], row["state"], row["live_generation"]) == ("tiny", "live", 2)
+    assert "tiny-chat" in mm("list")
+    refused = CliRunner().invoke(app, ["archive", "tiny"])
+    assert isinstance(refused.exception, Conflict)
+    Deployment.objects.update(live=None)
+    mm("archive", "tiny")
+    assert mm_json("list") == []
+    assert [row["name"] for row in mm_json("list", "--archived")] == ["tiny"]
+    mm("archive", "tiny", "--undo")
+    assert [row["name"] for row in mm_json("list")] == ["tiny"]

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from mmadmin.cli.store import app
 from mmadmin.cli.store_names import bytes_of, resolve_name, seconds_of
+from mmadmin.core.build.derivation import Derivation
 from mmadmin.core.errors import MmError, NotFound
 from mmadmin.core.store import Realisation, Store, StoreObject
 from mmadmin.host.store_server import serve
@@ -48,6 +49,11 @@ def test_a_name_may_be_shortened(store: Store, model: StoreObject) -> None:
     longer = add(store, "model-Q8_0", {"m.gguf": b"other weights"})
     assert resolve_name(store, "model") == model.name, "an own name goes before a beginning"
     assert resolve_name(store, "model-") == longer.name
+    reported = add(store, "model", {"report.json": b"{}"})
+    step = Derivation("model", "verify-gguf", 1, {"file": "m.gguf"}, {})
+    made = Realisation("1" * 64, step.digest, reported.name, inputs=())
+    store.record(made, step)
+    assert resolve_name(store, "model") == model.name, "and not the report about it"
     store.add_root("generation", "smol/2", longer.name, "generation smol/2")
     assert resolve_name(store, "smol/2") == longer.name
     with pytest.raises(NotFound, match="keeps nothing for the generation smol/3"):
