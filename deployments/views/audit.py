@@ -16,6 +16,8 @@ VERBS = (
     ("key.", "client keys"),
     ("user.", "people"),
     ("token.", "API tokens"),
+    ("session.", "logins"),
+    ("second-factor.", "second factors"),
     ("host.", "hosts and stores"),
     ("policy.", "policy"),
 )

@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
+from django_otp.oath import totp
 from playwright.sync_api import Browser, expect
 
+from tests.panel import PASSWORD
 from tests.panel.browsing import chromium, visit
 from tests.panel.site import Panel, panel
 
@@ -47,6 +49,10 @@ PAGES = (
     "/people/new/",
     "/audit/",
     "/account/",
+    "/account/tokens/new/",
+    "/account/second-factor/",
+    "/account/second-factor/off/",
+    "/people/vera/second-factor/",
     "/nope/",
 )
 
@@ -291,6 +297,44 @@ def test_a_key_is_issued_and_revoked(site: Panel, browser: Browser) -> None:
         page.get_by_role("link", name="Revoke").click()
         page.get_by_role("dialog").get_by_role("button", name="Revoke permanently").click()
         expect(page.get_by_role("main").get_by_text("permanently revoked")).to_be_visible()
+
+
+def test_a_second_factor_from_set_up_to_reset(site: Panel, browser: Browser) -> None:
+    """Set up with the app's code, asked for at the next login, and reset by an admin."""
+
+    def code(steps: int) -> str:
+        found = site.python(
+            "from deployments.models import User\n"
+            "print(User.objects.get(username='vera').second_factor_key)"
+        )
+        return f"{totp(bytes.fromhex(found.strip()), t0=-30 * steps):06}"
+
+    with visit(browser, site.url, "vera") as page:
+        page.goto("/account/")
+        page.get_by_role("link", name="Set up").click()
+        expect(page.get_by_role("img", name="QR code")).to_be_visible()
+        page.get_by_label("Code").fill(code(0))
+        page.get_by_role("button", name="Turn on").click()
+        page.get_by_role("heading", name="Recovery codes").wait_for()
+        assert not findings(page)
+    with visit(browser, site.url, None) as page:
+        page.goto("/login/")
+        page.get_by_label("Username").fill("vera")
+        page.get_by_label("Password").fill(PASSWORD)
+        page.get_by_role("button", name="Log in").click()
+        expect(page.get_by_label("Code")).to_be_focused()
+        assert not findings(page)
+        page.get_by_label("Code").fill("000000")
+        page.get_by_role("button", name="Log in").click()
+        page.get_by_text("not valid").wait_for()
+        page.get_by_label("Code").fill(code(1))
+        page.get_by_role("button", name="Log in").click()
+        page.get_by_role("heading", name="Overview", exact=True).wait_for()
+    with visit(browser, site.url, "ada") as page:
+        page.goto("/people/")
+        page.get_by_role("link", name="Reset 2nd factor of vera").click()
+        page.get_by_role("dialog").get_by_role("button", name="Turn off").click()
+        page.get_by_text("The second factor of vera is off").wait_for()
 
 
 def test_two_generations_are_compared(site: Panel, browser: Browser) -> None:
