@@ -40,6 +40,7 @@ COMMANDS = {
     "restore": ("backup:restore", RUNNING),
     "migrate": ("migrate:migrate", RUNNING),
     "password": ("up:password", RUNNING),
+    "token": ("token:token", RUNNING),
     "logs": ("logs:logs", RUNNING),
     "top": ("top:top", RUNNING),
     "doctor": ("doctor:doctor", RUNNING),

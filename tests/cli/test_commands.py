@@ -13,6 +13,7 @@ from django.db import OperationalError
 from django.utils import timezone
 from typer.testing import CliRunner
 
+from deployments.actions import token_user
 from deployments.models import (
     Activation,
     Alarm,
@@ -26,6 +27,7 @@ from deployments.models import (
     Replica,
     ReplicaState,
     Role,
+    SecondFactorRule,
     Transition,
     Trial,
     UsageBucket,
@@ -476,6 +478,35 @@ def test_password_is_new_and_works(alice: User) -> None:
     alice.refresh_from_db()
     assert alice.check_password(fresh)
     assert len(fresh) >= 16
+
+
+def test_a_lost_phone_is_helped_on_the_machine(alice: User) -> None:
+    """A new password can turn the second factor off, also where the role needs one."""
+    User.objects.filter(pk=alice.pk).update(
+        second_factor_key="00" * 20, second_factor_at=timezone.now()
+    )
+    SecondFactorRule.objects.create(role="admin")
+    mm_json("password", "alice")
+    alice.refresh_from_db()
+    assert alice.second_factor_at
+    mm_json("password", "alice", "--reset-second-factor")
+    alice.refresh_from_db()
+    assert alice.second_factor_at is None
+
+
+def test_a_token_is_made_on_the_machine(alice: User) -> None:
+    """Of the person that `mm` acts for, with the scopes and the end that were asked for."""
+    made = mm_json("token", "--scope", "deploy", "--days", "7")
+    user = token_user(made["token"])
+    assert user == alice
+    assert made["scopes"] == ["read", "deploy"]
+    assert made["expires_at"]
+    assert mm_json("token", "--days", "0")["expires_at"] is None
+    with pytest.raises(InvalidInput, match="everything"):
+        mm("token", "--scope", "everything")
+    text = mm("token")
+    assert "pat-mm-" in text
+    assert "read" in text
 
 
 def test_deploy_of_a_bad_file_names_it(alice: User, tmp_path: Path) -> None:
