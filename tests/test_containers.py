@@ -124,6 +124,10 @@ def test_init_prepares_and_starts_nothing(tmp_path: Path) -> None:
         argv = [sys.executable, "-c", "from mmadmin.cli.entry import main; main()", *words]
         return subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
 
+    (tmp_path / "weak").write_text("admin\n")
+    weak = mm("init", "--admin-password-file", str(tmp_path / "weak"))
+    assert weak.returncode == 1
+    assert "12 characters" in weak.stderr
     for _ in range(2):
         done = mm("init", "--admin-password-file", str(tmp_path / "password"), "--json")
         assert done.returncode == 0, done.stderr

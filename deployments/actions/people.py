@@ -39,7 +39,7 @@ def create_user(
     require(actor, Role.ADMIN)
     role = _role(role)
     user = User(username=username, role=role, email=email)
-    _check_password(password, user)
+    check_password(password, user)
     user.set_password(password)
     try:
         user.full_clean(exclude=["password"])
@@ -62,7 +62,8 @@ def _role(role: Role | str) -> Role:
         ) from error
 
 
-def _check_password(password: str, user: User) -> None:
+def check_password(password: str, user: User) -> None:
+    """Refuse a weak password. Raises `InvalidInput`."""
     try:
         validate_password(password, user)
     except ValidationError as error:
@@ -183,7 +184,7 @@ def set_password(actor: User, username: str, password: str) -> User:
         require(actor, Role.VIEWER)
     with transaction.atomic():
         user = locked_user(username)
-        _check_password(password, user)
+        check_password(password, user)
         user.set_password(password)
         user.save(update_fields=["password"])
         _end_everything(user)

@@ -7,7 +7,6 @@ of its host run under that.
 from __future__ import annotations
 
 import os
-import secrets
 import signal
 import sys
 import threading
@@ -18,7 +17,7 @@ import typer
 
 from mmadmin.cli import installation
 from mmadmin.cli.output import JsonFlag, console, emit_json, escape
-from mmadmin.cli.up import PASSWORD_BYTES, STOP_DEADLINE_S, ensure_admin, migrate
+from mmadmin.cli.up import STOP_DEADLINE_S, ensure_admin, migrate
 from mmadmin.core.callbacks import silent
 from mmadmin.core.errors import InvalidInput, NotFound, Unreachable
 from mmadmin.core.home import Home, Ports
@@ -63,7 +62,7 @@ def init(
             password = admin_password_file.read_text(encoding="utf-8").strip()
         except OSError as error:
             raise InvalidInput(f"{admin_password_file} cannot be read: {error}") from error
-    admin = ensure_admin(password or secrets.token_urlsafe(PASSWORD_BYTES))
+    admin = ensure_admin(password)
     shown = admin.password if not password else None
     if as_json:
         emit_json({"admin": admin.username, "password": shown})

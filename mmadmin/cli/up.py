@@ -232,6 +232,10 @@ def ensure_admin(password: str = "") -> Admin:
     present = User.objects.filter(role=Role.ADMIN, is_active=True).order_by("id").first()
     if present is not None:
         return Admin(username=present.username, password=None)
+    if password:
+        from deployments.actions.people import check_password
+
+        check_password(password, User(username="admin"))
     password = password or secrets.token_urlsafe(PASSWORD_BYTES)
     User.objects.create_superuser(username="admin", password=password, role=Role.ADMIN)
     return Admin(username="admin", password=password)

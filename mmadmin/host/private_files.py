@@ -52,18 +52,21 @@ def make_private(home: Home) -> None:
 
 
 def _ours(home: Home) -> Iterator[Path]:
-    """The state folder and all below it, but of the store only its own folders and files."""
-    if not home.root.exists():
-        return
-    yield home.root
-    pending = [home.root]
+    """The state folder and all below it, but of the store only its own folders and files.
+
+    Either may be a link to another disk: then it is the folder there that counts.
+    """
+    store = home.store.resolve()
+    pending = list(dict.fromkeys((home.root.resolve(), store)))
+    yield from (folder for folder in pending if folder.exists())
     while pending:
         folder = pending.pop()
         for entry in _entries(folder):
             path = Path(entry.path)
-            yield path
-            if entry.is_dir(follow_symlinks=False) and path.parent != home.store:
-                pending.append(path)
+            if path != store:
+                yield path
+                if entry.is_dir(follow_symlinks=False) and folder != store:
+                    pending.append(path)
 
 
 def _entries(folder: Path) -> list[os.DirEntry[str]]:

@@ -166,11 +166,14 @@ def test_secrets_that_others_can_read(patient: Patient) -> None:
     log.parent.mkdir(parents=True, mode=0o755)
     log.touch(0o644)
     home.root.chmod(0o755)
+    elsewhere = home.root.parent / "big-disk"
+    elsewhere.mkdir(mode=0o755)
+    home.store.symlink_to(elsewhere)
     kept = home.store / "objects" / "0-a"
     kept.mkdir(parents=True)
     kept.chmod(0o555)
     wrong = {found.path for found in exposed(home)}
-    assert {home.root, secret, log, log.parent.parent, home.store} <= wrong
+    assert {home.root, secret, log, log.parent.parent, elsewhere, elsewhere / "objects"} <= wrong
     make_private(home)
     assert not [*exposed(home)]
     assert log.stat().st_mode & 0o777 == 0o600
