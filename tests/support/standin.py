@@ -3,11 +3,12 @@
 `python standin.py FOLDER TEKKEN`: text and vision layers with random weights, a truncated tokenizer,
 chat template and processor in `FOLDER/bf16`, and the same with FP8 text layers (one scale a tensor,
 static activation scales, as the original is published) in `FOLDER/fp8`. TEKKEN is a tekken.json of
-any Mistral tokenizer. `FOLDER/text.jsonl` has prose to calibrate with.
+any Mistral tokenizer (mistral_common has some). `FOLDER/text.jsonl` has prose to calibrate with.
 """
 
 from __future__ import annotations
 
+import base64
 import json
 import pydoc_data.topics
 import shutil
@@ -23,7 +24,7 @@ from transformers import (
     PixtralVisionConfig,
     PreTrainedTokenizerFast,
 )
-from transformers.integrations.mistral import convert_tekken_tokenizer
+from transformers.integrations.mistral import MistralConverter
 
 RANKS, SPECIAL = 3096, 1000
 VOCABULARY = RANKS + SPECIAL
@@ -82,8 +83,8 @@ PROCESSOR = {
 }
 
 
-def tekken(source: Path, to: Path) -> None:
-    """The first ranks of a tokenizer, with the special tokens of version 15."""
+def tekken(source: Path, to: Path) -> PreTrainedTokenizerFast:
+    """The first ranks of a tokenizer, with the special tokens of version 15, in both forms."""
     table = json.loads(source.read_text())
     table["vocab"] = table["vocab"][:RANKS]
     table["special_tokens"] = [
@@ -100,6 +101,23 @@ def tekken(source: Path, to: Path) -> None:
     effort = {"type": "enum", "accepts_none": True, "default": "none", "values": ["none", "high"]}
     table["model_settings_builder"] = {"reasoning_effort": effort}
     to.write_text(json.dumps(table))
+    special = [row["token_str"] for row in table["special_tokens"]]
+    vocabulary = {name: rank for rank, name in enumerate(special)}
+    vocabulary |= {
+        base64.b64decode(row["token_bytes"]): SPECIAL + row["rank"] for row in table["vocab"]
+    }
+    converter = MistralConverter(
+        vocab=vocabulary,
+        additional_special_tokens=special,
+        pattern=table["config"]["pattern"],
+    )
+    made = PreTrainedTokenizerFast(tokenizer_object=converter.converted())
+    made.add_special_tokens(
+        {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
+    )
+    made.chat_template = TEMPLATE
+    made.model_max_length = 4096
+    return made
 
 
 def model() -> Mistral3ForConditionalGeneration:
@@ -186,11 +204,7 @@ def main() -> None:
     made.generation_config.bos_token_id = 1
     made.generation_config.eos_token_id = 2
     made.save_pretrained(plain)
-    tekken(source, plain / "tekken.json")
-    tokenizer: PreTrainedTokenizerFast = convert_tekken_tokenizer(str(plain / "tekken.json"))
-    tokenizer.chat_template = TEMPLATE
-    tokenizer.model_max_length = 4096
-    tokenizer.save_pretrained(plain)
+    tekken(source, plain / "tekken.json").save_pretrained(plain)
     (plain / "processor_config.json").write_text(json.dumps(PROCESSOR, indent=2))
     fp8(plain, small)
     for file in plain.iterdir():

@@ -32,6 +32,12 @@ def quantize(request: dict) -> dict:
     )
     made(Path(request["source"]), output, wanted)
     (output / "recipe.yaml").write_text("written by the tool")
+    if request["dampening"] == "0.75":
+        whole = (output / "model.safetensors").read_bytes()
+        (output / "model.safetensors").write_bytes(whole[:5000])
+        print("saving", flush=True)  # noqa: T201
+        time.sleep(600)
+        (output / "model.safetensors").write_bytes(whole)
     if request["dampening"] == "0.7":
         (output / "config.json").write_text("{}")
     return {"quantize_s": 1}
