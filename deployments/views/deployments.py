@@ -17,6 +17,7 @@ from deployments.broker import activity
 from deployments.models import Activation, ReportKind
 from deployments.panel.forms import DeploymentSettings, OptionalReason, Reason
 from deployments.queries.lookups import no_rollback_target
+from deployments.views.model_report import model_tables
 from deployments.views.page import (
     attempt,
     blame,
@@ -77,6 +78,7 @@ def generation(request: HttpRequest, name: str, number: int) -> HttpResponse:
         "probes": report_rows(probes),
         "memory_rows": probes.get("memory", []),
         "renders": renders(reports.get(ReportKind.RENDERING)),
+        "model_tables": model_tables(it.generation.spec_toml, reports.get(ReportKind.MODEL)),
         "trials": queries.trials(me, name=name, number=number).rows[:TRIALS_SHOWN],
         "said": queries.said(me, name, number),
     }

@@ -101,6 +101,20 @@ class ReportLabel:
     """What some of its values are called."""
 
 
+@dataclass(frozen=True, slots=True)
+class ReportTable:
+    """A part of a report as a table, for people."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str | int]]
+    """Texts, and sizes in bytes."""
+    lines: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    """Numbers that are drawn, one for each layer, by their name."""
+    problem: str = ""
+    """What is wrong with it."""
+
+
 class ModelFormat(Protocol):
     """One format of model files; its module ends with `FORMAT: ModelFormat = ...`."""
 
@@ -152,6 +166,10 @@ class ModelFormat(Protocol):
 
     def report_fields(self, report: Mapping[str, Any]) -> Mapping[str, str]:
         """A report as flat text, to be compared field by field."""
+        ...
+
+    def tables(self, report: Mapping[str, Any]) -> Sequence[ReportTable]:
+        """A report for its page: what lies in the model's files."""
         ...
 
     def label_of(self, name: str) -> ReportLabel | None:

@@ -11,7 +11,14 @@ from typing import Any
 from mmadmin.core.build.recipe import Toolbox
 from mmadmin.core.engines.protocol import ModelFacts
 from mmadmin.core.errors import InvalidModel, NotFound
-from mmadmin.core.formats.protocol import FileSet, ModelFormat, Open, RepoFile, ReportLabel
+from mmadmin.core.formats.protocol import (
+    FileSet,
+    ModelFormat,
+    Open,
+    RepoFile,
+    ReportLabel,
+    ReportTable,
+)
 
 SUFFIX = ".toy"
 LIMIT_BYTES = 1024 * 1024
@@ -129,6 +136,10 @@ class ToyFormat:
     def report_fields(self, report: Mapping[str, Any]) -> Mapping[str, str]:
         """Flat already."""
         return {name: str(value) for name, value in report.items()}
+
+    def tables(self, report: Mapping[str, Any]) -> Sequence[ReportTable]:
+        """None: its report is short."""
+        return []
 
     def label_of(self, name: str) -> ReportLabel | None:
         """Only the size has a unit."""

@@ -14,7 +14,14 @@ from mmadmin.core.formats.checkpoint.difference import difference
 from mmadmin.core.formats.checkpoint.model import read_model, read_set, read_template
 from mmadmin.core.formats.checkpoint.sets import CheckpointSet
 from mmadmin.core.formats.checkpoint.shape import CheckpointShape
-from mmadmin.core.formats.protocol import FileSet, ModelFormat, Open, RepoFile, ReportLabel
+from mmadmin.core.formats.protocol import (
+    FileSet,
+    ModelFormat,
+    Open,
+    RepoFile,
+    ReportLabel,
+    ReportTable,
+)
 
 TENSOR_BYTES = "tensor_bytes."
 MODULE = "module."
@@ -96,6 +103,38 @@ class Checkpoint:
         for name, digest in (report.get("file_digests") or {}).items():
             fields[f"{FILE}{name}"] = f"sha256 {digest[:SHORT]}"
         return fields
+
+    def tables(self, report: Mapping[str, Any]) -> Sequence[ReportTable]:
+        """Modules by type and size, scales of the K/V cache by layer, files with an effect."""
+        modules = [
+            (name, str(row["count"]), ", ".join(row["types"]), int(row["bytes"]))
+            for name, row in (report.get("modules") or {}).items()
+        ]
+        found = [ReportTable("Modules", ("Module", "Count", "Types", "Size"), modules)]
+        scales = report.get("cache_scales") or {}
+        kinds = [which for which in ("k", "v") if (scales.get(which) or {}).get("count")]
+        if kinds:
+            found.append(
+                ReportTable(
+                    "K/V cache scales",
+                    ("Scale", "Count", "Least", "Largest"),
+                    [
+                        (
+                            which.upper(),
+                            *(str(scales[which][n]) for n in ("count", "least", "most")),
+                        )
+                        for which in kinds
+                    ],
+                    {which.upper(): [float(v) for v in scales[which]["values"]] for which in kinds},
+                    str(scales.get("problem") or ""),
+                )
+            )
+        effects = [(name, text) for name, text in (report.get("effects") or {}).items()]
+        if effects:
+            found.append(
+                ReportTable("Files that change what an engine does", ("File", "Effect"), effects)
+            )
+        return found
 
     def label_of(self, name: str) -> ReportLabel | None:
         """Bytes by tensor type, modules, files and scales."""

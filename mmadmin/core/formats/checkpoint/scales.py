@@ -48,7 +48,14 @@ def read_scales(files: list[Path]) -> CacheScales:
             match = SCALE.search(tensor.name)
             if match and tensor.elements == 1:
                 found[match["which"]][tensor.name] = scalar(path, tensor)
-    return CacheScales({which: dict(sorted(values.items())) for which, values in found.items()})
+    return CacheScales(
+        {which: dict(sorted(values.items(), key=_place)) for which, values in found.items()}
+    )
+
+
+def _place(item: tuple[str, float]) -> list[tuple[int, str]]:
+    """Names in the order of their layers: 10 comes after 9."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in item[0].split(".")]
 
 
 def scalar(path: Path, tensor: Tensor) -> float:

@@ -16,7 +16,14 @@ from mmadmin.core.formats.gguf.report import TEMPLATE
 from mmadmin.core.formats.gguf.sets import SUFFIX, GgufSet, group, select, sibling
 from mmadmin.core.formats.gguf.shape import ModelShape, shape_of_headers
 from mmadmin.core.formats.gguf.shards import find_set
-from mmadmin.core.formats.protocol import FileSet, ModelFormat, Open, RepoFile, ReportLabel
+from mmadmin.core.formats.protocol import (
+    FileSet,
+    ModelFormat,
+    Open,
+    RepoFile,
+    ReportLabel,
+    ReportTable,
+)
 
 TENSOR_BYTES = "tensor_bytes."
 """Report fields: how many bytes of the tensors have a type."""
@@ -140,6 +147,12 @@ class Gguf:
         for name, size in (report.get("tensor_types") or {}).items():
             fields[f"{TENSOR_BYTES}{name}"] = str(size)
         return fields
+
+    def tables(self, report: Mapping[str, Any]) -> Sequence[ReportTable]:
+        """Bytes by tensor type."""
+        types = report.get("tensor_types") or {}
+        rows = [(str(name), int(size)) for name, size in types.items()]
+        return [ReportTable("Tensors", ("Type", "Size"), rows)] if rows else []
 
     def label_of(self, name: str) -> ReportLabel | None:
         """Bytes by tensor type, and what most tensors are."""
