@@ -94,7 +94,9 @@ def wait_for(condition: object, what: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("dampening", "line"), [("0.8", "@progress"), ("0.75", "saving")], ids=["quantising", "saving"]
+    ("dampening", "line"),
+    [("0.8", "layer 1 of 2"), ("0.75", "saving")],
+    ids=["quantising", "saving"],
 )
 def test_a_killed_worker_leaves_nothing(tmp_path: Path, dampening: str, line: str) -> None:
     """Its program ends, no object is there, its folder goes; the next attempt builds it."""

@@ -20,8 +20,7 @@ def quantize(request: dict) -> dict:
     if request["dampening"] == "0.9":
         return {"refused": "the calibration data has 1 texts of at least 2 tokens, 9 are wanted"}
     print("target: model.language_model (Ministral3Model), 14 of 17 linear modules", flush=True)  # noqa: T201
-    row = {"done": 1, "total": 3, "loss": "0.5", "peak_bytes": 1 << 30, "left_s": 60}
-    print(f"@progress {json.dumps(row)}", flush=True)  # noqa: T201
+    print("layer 1 of 2: loss 0.5, at most 1.0 GiB held, 0 h 1 min 0 s left", flush=True)  # noqa: T201
     if request["dampening"] == "0.8":
         time.sleep(600)
     output = Path(request["output"])

@@ -1,9 +1,8 @@
 """Quantise a checkpoint with llm-compressor, or load one and say what did not fit.
 
 `python -P -s quantize.py REQUEST ANSWER`, in the quantizer's environment, without network. The
-request is what `mmadmin.core.formats.checkpoint.recipes.quantize_checkpoint` writes. Lines on
-stdout that begin with `@progress ` are JSON for it; the rest is for people. What came out is
-judged by that recipe, not here.
+request is what `mmadmin.core.formats.checkpoint.recipes.quantize_checkpoint` writes; from lines
+such as `layer 3 of 88: …` it takes the progress. What came out is judged by that recipe, not here.
 
 Every choice that changes bytes is in the request, and the digest of this file is a parameter of the
 step.
@@ -63,23 +62,24 @@ def peak_bytes() -> int:
 
 
 class Progress:
-    """Counts the layers that are done."""
+    """Counts the layers that are done; the part before the first one counts as none."""
 
     def __init__(self, total: int) -> None:
-        self.total, self.done, self.began, self.loss = total, 0, time.monotonic(), ""
+        self.total, self.done, self.began, self.loss = total, -1, time.monotonic(), ""
 
     def step(self) -> None:
-        """One more is done."""
-        self.done = min(self.done + 1, self.total)
+        """One more part is done."""
+        self.done += 1
+        if not 0 < self.done <= self.total:
+            self.began = time.monotonic()
+            return
         each_s = (time.monotonic() - self.began) / self.done
-        row = {
-            "done": self.done,
-            "total": self.total,
-            "loss": self.loss,
-            "peak_bytes": peak_bytes(),
-            "left_s": round(each_s * (self.total - self.done)),
-        }
-        say(f"@progress {json.dumps(row)}")
+        left_s = round(each_s * (self.total - self.done))
+        say(
+            f"layer {self.done} of {self.total}: loss {self.loss or 'not known'}, "
+            f"at most {peak_bytes() / 2**30:.1f} GiB held, {left_s // 3600} h "
+            f"{left_s // 60 % 60} min {left_s % 60} s left"
+        )
 
     def watch(self) -> None:
         """Follow llm-compressor from layer to layer."""
@@ -281,7 +281,7 @@ def quantize(request: Mapping[str, Any]) -> dict[str, Any]:
     if request["calibration"]:
         # a loader: given texts, llm-compressor shuffles them without a seed
         data = {"dataset": calibration(request, tokenizer)}
-        Progress(len(text.layers) + 1).watch()
+        Progress(len(text.layers)).watch()
     modifier = modifier_of(request, ignore)
     say(f"starting {type(modifier).__name__} on {type(text).__name__}: {request['scheme']}")
     oneshot(model=text, tokenizer=tokenizer, recipe=modifier, **data)

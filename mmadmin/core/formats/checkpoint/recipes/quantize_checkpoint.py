@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -41,7 +42,8 @@ from mmadmin.core.formats.checkpoint.schemes import SCHEMES, Scheme
 from mmadmin.core.formats.checkpoint.sets import CONFIG
 
 PROGRAM = Path(__file__).resolve().parents[1] / "programs" / "quantize.py"
-PROGRESS = "@progress "
+LAYER = re.compile(r"layer (\d+) of (\d+): ")
+"""How the script says how far it is."""
 LONGEST_S = 72 * 3600
 """The largest models take 14 hours."""
 OVERHEAD_BYTES = 4 << 30
@@ -194,9 +196,8 @@ def _run(asked: Mapping[str, Json], inputs: Mapping[str, Path], tools: Toolbox) 
     request.write_text(json.dumps(asked), encoding="utf-8")
 
     def show(line: str) -> None:
-        if line.startswith(PROGRESS):
-            row = json.loads(line.removeprefix(PROGRESS))
-            tools.progress(row["done"], row["total"], "layers")
+        if found := LAYER.match(line):
+            tools.progress(int(found[1]), int(found[2]), "layers")
 
     tools.run(
         [str(python_program()), "-P", "-s", str(PROGRAM), str(request), str(answer)],

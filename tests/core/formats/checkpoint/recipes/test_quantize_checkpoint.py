@@ -89,7 +89,7 @@ def test_the_output_is_whole(folders: dict[str, Path], tmp_path: Path) -> None:
     card = (out / "README.md").read_text()
     assert '| scheme | "W4A16" |' in card
     assert "| calibration.seed | 42 |" in card
-    assert one.progress[-1] == (1, 3, "layers")
+    assert one.progress[-1] == (1, 2, "layers")
     assert "14 of 17 linear modules" in one.log
 
 
