@@ -44,8 +44,10 @@ from deployments.actions.permissions import acting_from, require
 from deployments.actions.policy import (
     answer_request,
     remove_rule,
+    remove_source_secret,
     request_exception,
     set_rule,
+    set_source_secret,
 )
 from deployments.actions.retention import archive, configure, mark, pin
 from deployments.actions.second_factor import (
@@ -91,6 +93,7 @@ __all__ = [
     "playground_key",
     "rebuild",
     "remove_rule",
+    "remove_source_secret",
     "renew_recovery_codes",
     "request_exception",
     "require",
@@ -109,6 +112,7 @@ __all__ = [
     "set_password",
     "set_role",
     "set_rule",
+    "set_source_secret",
     "set_user_active",
     "start_task",
     "stop",

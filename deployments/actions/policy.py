@@ -1,15 +1,17 @@
-"""The policy of sources: rules that admins make, and requests for exceptions."""
+"""The policy of sources: rules and secrets that admins set, and requests for exceptions."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from django.conf import settings
 from django.db import IntegrityError, transaction
 from django.utils import timezone
 
 from deployments.actions.permissions import audit, require
 from deployments.models import PolicyRequest, PolicyRule, RequestState, Role, User
 from mmadmin.core.errors import Conflict, InvalidInput, NotFound
+from mmadmin.core.source_secrets import SourceSecrets, origin_of
 
 REASON_MAX = 1000
 
@@ -148,3 +150,19 @@ def _audit(
 
 def _as_json(rule: PolicyRule | None) -> dict[str, Any] | None:
     return None if rule is None else {"allow": rule.allow, "reason": rule.reason}
+
+
+def set_source_secret(actor: User, name: str, origin: str, value: str) -> None:
+    """Keep the credential of an origin on this host, for deployment files to name."""
+    require(actor, Role.ADMIN)
+    with transaction.atomic():
+        audit(actor, "policy.secret", f"secret:{name}", f"secret {name}", origin=origin_of(origin))
+        SourceSecrets(settings.HOME).set(name, origin, value)
+
+
+def remove_source_secret(actor: User, name: str) -> None:
+    """Forget a credential of this host."""
+    require(actor, Role.ADMIN)
+    with transaction.atomic():
+        audit(actor, "policy.forget", f"secret:{name}", f"secret {name} forgotten")
+        SourceSecrets(settings.HOME).remove(name)

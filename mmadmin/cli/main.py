@@ -71,6 +71,7 @@ COMMANDS = {
     "import": ("bundle:import_", STORE),
     "keys": ("keys:app", SERVING),
     "policy": ("policy:app", SERVING),
+    "secret": ("secret:app", SERVING),
     "usage": ("usage:usage", SERVING),
     "tunnel": ("tunnel:app", RUNNING),
     "template": ("template:app", STORE),

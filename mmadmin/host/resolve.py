@@ -117,7 +117,7 @@ class _Resolver:
         if origin.source == "index":
             return (self._package(origin.package, request.archive),)
         if origin.source == "url":
-            return (self._url(origin.url, origin.sha256, request.field),)
+            return (self._url(origin, request.field),)
         return self._local(Path(origin.path), request)
 
     def check_template(
@@ -219,7 +219,8 @@ class _Resolver:
         self._report(f"{len(found)} packages, {sum(file.size for file in found)} bytes")
         return tuple(found)
 
-    def _url(self, url: str, sha256: str, dotted: str) -> LockedFile:
+    def _url(self, origin: Origin, dotted: str) -> LockedFile:
+        url, sha256 = origin.url, origin.sha256
         name = PurePosixPath(unquote(urlsplit(url).path)).name
         if not name:
             refuse(dotted, "the address names no file", remedy="write the file's own address")
@@ -230,8 +231,9 @@ class _Resolver:
             )
         reach = self._sources.guard.reach(sha256, dotted)
         with reach.telling(name):
-            size = self._size(Remote(url, label=name, reach=reach))
-        return LockedFile(name, sha256, size, UrlSource(url))
+            headers = self._sources.guard.login(origin.secret, url, dotted)
+            size = self._size(Remote(url, label=name, headers=headers, reach=reach))
+        return LockedFile(name, sha256, size, UrlSource(url, origin.secret))
 
     def _local(self, path: Path, request: PinRequest) -> tuple[LockedFile, ...]:
         """A file of this host, or those beside it that the engine chooses with it."""

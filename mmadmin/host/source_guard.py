@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from mmadmin.core.errors import InvalidSpec, SourceRefused
 from mmadmin.core.home import Home
 from mmadmin.core.source_policy import Access
+from mmadmin.core.source_secrets import SourceSecrets
 
 if TYPE_CHECKING:
     from mmadmin.host.reach import Reach
@@ -62,6 +63,12 @@ class Guard:
         )
         policy = replace(self.access.policy, rules=rules)
         return policy.folder(str(real)).allow and real.is_file()
+
+    def login(self, secret: str, url: str, where: str) -> dict[str, str]:
+        """The header with the credential of that name, empty without one. Raises `InvalidSpec`."""
+        if not secret or self.home is None:
+            return {}
+        return SourceSecrets(self.home).headers(secret, url, where)
 
     def reach(self, sha256: str, where: str) -> Reach:
         """The way to one pinned file of an address."""

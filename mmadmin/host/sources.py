@@ -94,6 +94,7 @@ class Fetcher:
             return index.find(source.project, source.version, filename=source.filename).remote
         if isinstance(source, UrlSource):
             url, headers = index.without_login(source.url)
+            headers |= self.guard.login(source.secret, url, "secret")
             return Remote(url, label=url.partition("?")[0], headers=headers)
         raise InvalidInput(f"{source} cannot be downloaded", remedy="use a hub, index or url")
 

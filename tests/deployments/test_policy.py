@@ -304,3 +304,20 @@ def test_the_policy_by_api(people: People, host: Any) -> None:
     assert refused.json()["error"]["code"] == "source_refused"
     gone = ask("POST", "/policy/remove", people.alice, {"kind": "hub", "pattern": "evil/*"})
     assert all(row["pattern"] != "evil/*" for row in gone.json())
+
+
+@pytest.mark.usefixtures("toy_machine")
+def test_secrets_are_the_admins_and_their_values_are_in_no_record(people: People) -> None:
+    """The audit log has name and origin."""
+    with pytest.raises(Refused):
+        actions.set_source_secret(people.bob, "models", "https://x.org", "canary")
+    actions.set_source_secret(people.alice, "models", "https://x.org", "canary")
+    with pytest.raises(Refused):
+        actions.remove_source_secret(people.bob, "models")
+    actions.remove_source_secret(people.alice, "models")
+    recorded = [(row.verb, row.subject, row.details) for row in AuditEvent.objects.order_by("pk")]
+    assert recorded == [
+        ("policy.secret", "secret:models", {"origin": "https://x.org:443"}),
+        ("policy.forget", "secret:models", {}),
+    ]
+    assert "canary" not in str([vars(row) for row in AuditEvent.objects.all()])

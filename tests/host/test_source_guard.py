@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import ipaddress
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,8 @@ from mmadmin.core.errors import (
 )
 from mmadmin.core.home import Home
 from mmadmin.core.source_policy import Access, Rule, SourcePolicy
+from mmadmin.core.source_secrets import SourceSecrets
+from mmadmin.core.spec.lock import lock_as_json
 from mmadmin.core.spec.spec import parse_spec
 from mmadmin.host import reach as reach_module
 from mmadmin.host.download import client
@@ -307,3 +309,31 @@ def test_a_path_is_checked_where_it_is_copied_too(tmp_path: Path) -> None:
         PathSource(str(tmp_path / "f")), tmp_path / "to", SHA, len(DATA)
     )
     assert (tmp_path / "to").read_bytes() == DATA
+
+
+def test_a_named_secret_is_sent_to_its_origin(tmp_path: Path, home: Home) -> None:
+    """The credential is in the request and nowhere else: not in the lock, no message, no log."""
+    with local_hub() as hub:
+        hub.plain["m.gguf"] = DATA
+        SourceSecrets(home).set("models", hub.url, "me:canary")
+        text = (
+            f'name = "x"\n[model]\nsource = "url"\nurl = "{hub.url}/m.gguf"\nsha256 = "{SHA}"\n'
+            'secret = "models"\n[engine]\nsource = "path"\npath = "/etc/hostname"\n'
+        )
+        guard = Guard(operator(allow("address", "127.0.0.1"), allow("folder", "/etc")), home)
+        lock = resolve(parse_spec(text), sources=Sources(guard=guard))
+        source = lock.one("model").source
+        lines: list[str] = []
+        bring = replace(fetcher(tmp_path, guard.access, lines), guard=guard).bring
+        bring(source, tmp_path / "to", SHA, len(DATA))
+        sent = [
+            seen.headers.get("Authorization", seen.headers.get("authorization"))
+            for seen in hub.seen
+        ]
+        assert sent
+        assert set(sent) == {"Basic bWU6Y2FuYXJ5"}
+        assert "canary" not in str([lock_as_json(lock), lines])
+        elsewhere = UrlSource(hub.cdn_url + "/m.gguf", "models")
+        with pytest.raises(MmError):
+            bring(elsewhere, tmp_path / "to", OTHER, len(DATA))
+        assert len(hub.seen) == len(sent)

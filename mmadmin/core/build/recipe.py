@@ -53,6 +53,8 @@ class UrlSource:
     """A plain HTTP(S) address."""
 
     url: str
+    secret: str = ""
+    """Name of the credential that it takes; empty = none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 params: `{"files": [{"path", "sha256", "size", "source": {...}, "executable"?: true}]}`.
 A source is one of `{"kind": "hub", "repo", "revision" (40 hex), "path"}`,
-`{"kind": "index", "project", "version", "filename"}`, `{"kind": "url", "url"}`,
+`{"kind": "index", "project", "version", "filename"}`, `{"kind": "url", "url", "secret"?: name}`,
 `{"kind": "path", "path"}`. Output: the files at their paths; known before anything is fetched, so
 another source for the same bytes is no other object.
 """
@@ -59,11 +59,11 @@ def _index(value: Mapping[str, Json], where: str) -> Source:
 
 
 def _url(value: Mapping[str, Json], where: str) -> Source:
-    fields(value, where, required=("kind", "url"))
+    fields(value, where, required=("kind", "url"), optional=("secret",))
     url = text(value, "url", where)
     if not url.startswith(("https://", "http://", "file://")):
         refuse(f"{where}.url", url, "an http, https or file address")
-    return UrlSource(url)
+    return UrlSource(url, text(value, "secret", where) if "secret" in value else "")
 
 
 def _path(value: Mapping[str, Json], where: str) -> Source:

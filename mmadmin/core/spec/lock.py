@@ -67,7 +67,8 @@ _KINDS: Mapping[str, type[HubSource | IndexSource | UrlSource | PathSource]] = {
 def source_as_json(source: Source) -> dict[str, Json]:
     """`{"kind": "hub", "repo": …}`."""
     kind = next(kind for kind, cls in _KINDS.items() if isinstance(source, cls))
-    return {"kind": kind, **asdict(source)}
+    values = {k: v for k, v in asdict(source).items() if v or k != "secret"}
+    return {"kind": kind, **values}
 
 
 def source_from_json(data: Mapping[str, Any]) -> Source:

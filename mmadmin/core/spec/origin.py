@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from mmadmin.core.build.recipe import Json
+from mmadmin.core.source_secrets import NAME
 from mmadmin.core.spec.fields import Field
 
 SHA256 = r"[0-9a-f]{64}"
@@ -28,6 +29,8 @@ class Origin:
     package: str = ""
     url: str = ""
     sha256: str = ""
+    secret: str = ""
+    """Name of the credential that the url takes."""
     path: str = ""
 
 
@@ -90,6 +93,14 @@ _KEYS: Mapping[str, Field] = {
             pattern=SHA256,
             remedy="write the 64 hex digits that `sha256sum` prints",
             label="SHA-256",
+        ),
+        Field(
+            "secret",
+            "string",
+            "",
+            only_for=("url",),
+            pattern=NAME,
+            remedy="name a secret that an admin has set with `mm secret set`",
         ),
         Field(
             "path",

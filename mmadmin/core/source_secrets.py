@@ -1,0 +1,99 @@
+"""Credentials of addresses, by name: a deployment file names one and never holds it.
+
+Each is bound to one origin (scheme, host and port) and goes nowhere else: who may name a secret in
+a deployment file could otherwise have it sent to a server of their own.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from mmadmin.core.errors import InvalidInput, InvalidSpec, NotFound
+from mmadmin.core.home import Home
+
+NAME = r"[a-z0-9][a-z0-9-]{0,62}"
+DEFAULT_PORTS = {"http": 80, "https": 443}
+
+
+def origin_of(url: str) -> str:
+    """Scheme, host and port of an address, in one form. Raises `InvalidInput`."""
+    parts = urlsplit(url)
+    try:
+        port = parts.port or DEFAULT_PORTS.get(parts.scheme)
+    except ValueError:
+        port = None
+    if port is None or not parts.hostname or "@" in parts.netloc:
+        raise InvalidInput(
+            "a secret is for one http or https origin", remedy="write --for https://HOST[:PORT]"
+        )
+    return f"{parts.scheme}://{parts.hostname}:{port}"
+
+
+@dataclass(frozen=True, slots=True)
+class SourceSecrets:
+    """The secrets of one host: a file each (0600) in `MM_HOME/secrets/sources`."""
+
+    home: Home
+
+    @property
+    def folder(self) -> Path:
+        """Where they lie."""
+        return self.home.secrets / "sources"
+
+    def names(self) -> Iterator[tuple[str, str]]:
+        """Name and origin of each; never what it is."""
+        for path in sorted(self.folder.glob("*")) if self.folder.exists() else ():
+            if re.fullmatch(NAME, path.name):
+                yield path.name, str(json.loads(path.read_bytes())["for"])
+
+    def set(self, name: str, origin: str, value: str) -> None:
+        """Keep a secret: `user:password`, or a token. Raises `InvalidInput`."""
+        value = value.strip()
+        if not re.fullmatch(NAME, name):
+            raise InvalidInput(
+                f"{name!r} is not a name of a secret", remedy="use a-z, 0-9 and hyphens"
+            )
+        if not value or not value.isascii() or not value.isprintable():
+            raise InvalidInput(
+                "the secret is empty, or has characters that no header takes",
+                remedy="give user:password or a token, in one line of ASCII",
+            )
+        bound = origin_of(origin)
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        fresh = self.folder / f".{name}.new"
+        fresh.unlink(missing_ok=True)
+        with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            json.dump({"for": bound, "value": value}, file)
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.replace(self.folder / name)
+
+    def remove(self, name: str) -> None:
+        """Forget a secret. Raises `NotFound`."""
+        if name not in dict(self.names()):
+            raise NotFound(f"there is no secret {name}", command="mm secret list")
+        (self.folder / name).unlink()
+
+    def headers(self, name: str, url: str, where: str) -> dict[str, str]:
+        """What a request to an address is sent with. Raises `InvalidSpec`.
+
+        One refusal for a secret that does not exist and one of another origin.
+        """
+        origin = origin_of(url)
+        if dict(self.names()).get(name) != origin:
+            raise InvalidSpec(
+                f"{where}: this host has no secret {name} for {origin}",
+                remedy=f"an admin sets it on the host: mm secret set {name} --for {origin}",
+                field=where,
+            )
+        value = str(json.loads((self.folder / name).read_bytes())["value"])
+        if ":" in value:
+            return {"Authorization": f"Basic {base64.b64encode(value.encode()).decode()}"}
+        return {"Authorization": f"Bearer {value}"}
