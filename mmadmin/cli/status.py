@@ -47,7 +47,8 @@ def status_of(home: Home, ports: Ports) -> dict[str, Any]:
     deployments: list[dict[str, Any]] = []
     proved: set[tuple[str, int | None]] = set()
     try:
-        deployments = _deployments(down=not programs and was_up(home))
+        down = not programs and was_up(home) and supervisor.without_socket() is None
+        deployments = _deployments(down=down)
         proved = _proved_engines() if deployments and programs else set()
     except Exception as error:
         problem = _of_the_records(error)
@@ -58,6 +59,7 @@ def status_of(home: Home, ports: Ports) -> dict[str, Any]:
         "panel_url": installation.panel_url(ports),
         "gate_url": installation.public_gate_url(ports),
         "supervisor": bool(programs),
+        "without_socket": None if programs else supervisor.without_socket(),
         "services": [
             {
                 "name": program.name,
@@ -178,7 +180,12 @@ def status(*, as_json: JsonFlag = False) -> None:
             ]
             for s in found["services"]
         ],
-        empty="nothing runs; start it with: mm up",
+        empty=(
+            f"the supervisor runs (pid {found['without_socket']}), but its socket was removed; it"
+            " makes it again within seconds"
+            if found["without_socket"]
+            else "nothing runs; start it with: mm up"
+        ),
     )
     console.print()
     if found["database"]:

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from mmadmin.host.supervisor import Supervisor
 
 QUIET_S = 0.5
+SOCKET_S = 15.0
+"""A supervisor looks for its socket every five seconds."""
 STOP_DEADLINE_S = 200.0
 """Programs stop one after the other: worker 15 s, gate 130 s, engines 15 s, broker 20 s at most."""
 PASSWORD_BYTES = 12
@@ -135,6 +137,11 @@ def waiting(*, quiet: bool) -> Report:
 
 def _clear_the_way(supervisor: Supervisor, *, quiet: bool) -> bool:
     """True when the supervisor runs; else nothing of an earlier run is left."""
+    if supervisor.without_socket() is not None:
+        with step("the supervisor makes its socket again", quiet=quiet):
+            give_up = time.monotonic() + SOCKET_S
+            while not supervisor.running() and time.monotonic() < give_up:
+                time.sleep(0.2)
     state = supervisor.state()
     if state == "running":
         return True

@@ -291,6 +291,11 @@ def supervisor(patient: Patient) -> Result:
     """The supervisor answers and its programs run."""
     control = Supervisor(patient.home)
     if not control.running():
+        if (pid := control.without_socket()) is not None:
+            fact = (
+                f"it runs (pid {pid}), but its socket {patient.home.supervisor_socket} was removed"
+            )
+            return Result("supervisor", "fail", fact, "wait some seconds: it makes it again")
         return Result("supervisor", "warn", "it does not run", "run `mm up`")
     programs = control.status()
     bad = [p for p in programs if p.state in ("FATAL", "BACKOFF", "UNKNOWN")]
@@ -320,7 +325,9 @@ def ports(patient: Patient) -> Result:
     """The panel's, the gate's and its metrics port: ours, or free."""
     home = patient.home
     control = Supervisor(home)
-    ours = {p.pid for p in control.status()} if control.running() else set()
+    ours: set[int | None] = set(control.own_pids())
+    if control.running():
+        ours |= {p.pid for p in control.status()}
     taken: list[str] = []
     for name, port in (
         ("panel", patient.ports.panel),

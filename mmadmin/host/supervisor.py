@@ -180,6 +180,18 @@ class Supervisor:
         """True when it answers on its socket and takes orders."""
         return self.state() == "running"
 
+    def without_socket(self) -> int | None:
+        """The pid of a supervisor that runs and has lost its socket; None = there is none.
+
+        It makes the socket again within seconds.
+        """
+        daemon = None if self.home.supervisor_socket.exists() else self._daemon()
+        return daemon.pid if daemon is not None and daemon.alive else None
+
+    def own_pids(self) -> set[int]:
+        """The processes of this home's supervisor, also of one that cannot be asked."""
+        return {process.pid for _, process in self._family()}
+
     def pid_of_daemon(self) -> int | None:
         """The supervisor's own pid, when it answers."""
         try:
@@ -546,6 +558,9 @@ strip_ansi = true
 
 [rpcinterface:supervisor]
 supervisor.rpcinterface_factory = supervisor.rpcinterface:make_main_rpcinterface
+
+[rpcinterface:mmadmin]
+supervisor.rpcinterface_factory = mmadmin.host.supervisor_socket:keep
 
 [include]
 files = services/*.conf engines/*.conf

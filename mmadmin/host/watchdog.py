@@ -25,7 +25,7 @@ from pathlib import Path
 from mmadmin.core.errors import MmError, Unreachable
 from mmadmin.core.home import Home, Ports
 from mmadmin.host.process_tree import members
-from mmadmin.host.service_health import silent_services
+from mmadmin.host.service_health import START_S, silent_services
 from mmadmin.host.supervisor import ProgramSpec, ProgramStatus, Supervisor
 from mmadmin.host.termination import end_processes
 
@@ -87,6 +87,7 @@ class Services:
 
     def __init__(self, supervisor: Supervisor, ports: Ports) -> None:
         self._supervisor = supervisor
+        self._home = supervisor.home
         self._ports = ports
         self._retry_at = time.monotonic()
         self._silent_since: dict[int, float] = {}
@@ -98,6 +99,7 @@ class Services:
         given_up = [program.name for program in programs if program.state == "FATAL"]
         self._start_again([name for name in given_up if self._supervisor.is_service(name)])
         self._end_hung(silent_services(programs, self._ports))
+        self._name_broker_again(programs)
 
     def _start_again(self, names: list[str]) -> None:
         if not names or time.monotonic() < self._retry_at:
@@ -106,6 +108,14 @@ class Services:
             log.info("the supervisor gave up %s: starting it again", name)
             self._supervisor.start_again(name)
         self._retry_at = time.monotonic() + RETRY_S
+
+    def _name_broker_again(self, programs: list[ProgramStatus]) -> None:
+        """Restart a broker whose socket somebody removed; it keeps its data, clients come back."""
+        for program in programs:
+            runs = program.state == "RUNNING" and program.uptime_s >= START_S
+            if program.name == "broker" and runs and not self._home.broker_socket.exists():
+                log.warning("the broker's socket was removed: restarting it")
+                self._supervisor.restart_program(program.name)
 
     def _end_hung(self, silent: list[ProgramStatus]) -> None:
         now = time.monotonic()

@@ -5,12 +5,14 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -20,7 +22,10 @@ import pytest
 
 from mmadmin.core.home import Home, Ports
 from mmadmin.core.process_identity import ProcessIdentity
-from mmadmin.host import watchdog
+from mmadmin.host import doctor, watchdog
+from mmadmin.host.doctor import Patient
+from mmadmin.host.facts import host_facts
+from mmadmin.host.hub import Hub
 from mmadmin.host.service_health import HealthCheck, health_checks, silent_services
 from mmadmin.host.supervisor import ProgramSpec, Supervisor
 from tests.support.ports import free_port
@@ -339,3 +344,39 @@ def test_a_silent_daemon_is_ended_by_force(
     assert not site.running()
     site.shutdown(30, lambda _line: None)
     assert marked(site.home) == {}
+
+
+def test_a_removed_socket_is_made_again_without_a_restart(site: Supervisor) -> None:
+    """With its folder, as cleaners of /tmp do; meanwhile it is said what is the matter."""
+    site.launch([services(site.home)[0]])
+    wait_for("the service", lambda: site.pid("service"))
+    before, daemon = site.pid("service"), site.pid_of_daemon()
+    for _ in range(2):
+        shutil.rmtree(site.home.run_dir)
+        assert not site.running()
+        assert site.without_socket() == daemon
+        assert before in site.own_pids()
+        ports, url = Ports(panel=1, gate=2, metrics=3), site.home.broker_url
+        patient = Patient(site.home, ports, host_facts(), url, Hub("http://127.0.0.1:9"))
+        assert "its socket" in doctor.supervisor(patient).fact
+        wait_for("its socket", site.running)
+        assert (site.pid("service"), site.pid_of_daemon()) == (before, daemon)
+    assert site.without_socket() is None
+
+
+def test_a_broker_without_its_socket_is_restarted(
+    site: Supervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody can reach it, and it makes its socket only when it starts."""
+    monkeypatch.setattr(watchdog, "START_S", 0)
+    spec = replace(services(site.home)[0], name="broker")
+    site.launch([spec])
+    wait_for("the broker", lambda: (p := site.program("broker")) and p.state == "RUNNING")
+    looker = watchdog.Services(site, Ports(panel=1, gate=2, metrics=3))
+    site.home.broker_socket.touch()
+    before = site.pid("broker")
+    looker.look()
+    assert site.pid("broker") == before
+    site.home.broker_socket.unlink()
+    looker.look()
+    wait_for("another", lambda: site.pid("broker") not in (None, before))
