@@ -161,9 +161,9 @@ def _members(home: Home, scratch: Path) -> dict[str, Path | bytes]:
         SETTINGS: json.dumps(kept, indent=1).encode(),
     }
     found |= {name: home.root / name for name in FILES if (home.root / name).exists()}
-    for path in sorted(home.secrets.iterdir()):
+    for path in sorted(home.secrets.rglob("*")):
         if path.is_file() and path.name not in NOT_SECRETS and path.suffix != ".new":
-            found[f"secrets/{path.name}"] = path
+            found[str(path.relative_to(home.root))] = path
     return found
 
 
@@ -280,6 +280,7 @@ def _unpacked(file: Path, home: Home) -> dict[str, Any]:
         home.secrets.mkdir(mode=0o700, exist_ok=True)
         for name in manifest["sha256"]:
             if name != SETTINGS:
+                (home.root / name).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 shutil.move(Path(scratch) / name, home.root / name)
         kept = json.loads((Path(scratch) / SETTINGS).read_text(encoding="utf-8"))
     for name, value in kept.items():
@@ -295,9 +296,16 @@ def _read_archive(file: Path, folder: Path) -> dict[str, Any]:
         with tarfile.open(file, "r:gz") as archive:
             for member in archive:
                 path = folder / member.name
-                if not member.isfile() or path.resolve().parent not in (folder, folder / "secrets"):
+                inside = Path(member.name).parts[0] in (
+                    MANIFEST,
+                    RECORDS,
+                    SETTINGS,
+                    *FILES,
+                    "secrets",
+                )
+                if not member.isfile() or not inside or ".." in member.name:
                     raise InvalidInput(f"{file} is not a backup: it holds {member.name}")
-                path.parent.mkdir(mode=0o700, exist_ok=True)
+                path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
                 with os.fdopen(descriptor, "wb") as out:
                     shutil.copyfileobj(cast("IO[bytes]", archive.extractfile(member)), out)

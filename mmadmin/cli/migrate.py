@@ -23,11 +23,10 @@ from mmadmin.cli import installation
 from mmadmin.cli.output import JsonFlag, console, emit_json, escape, seconds_text
 from mmadmin.cli.settings_file import read_settings, write_settings
 from mmadmin.core.errors import Conflict, InvalidInput
-from mmadmin.core.home import Home
+from mmadmin.core.home import BEFORE_POSTGRESQL, Home
 from mmadmin.core.variables import REMEMBERED
 
 WRITERS = ("beat", "worker", "panel")
-KEPT_SUFFIX = ".before-postgresql"
 MM = [sys.executable, "-c", "from mmadmin.cli.entry import main; main()"]
 
 
@@ -72,7 +71,7 @@ def migrate(
         kept = read_settings(home)
         write_settings(home, {**kept.values, "DATABASE_URL": url}, unusable=kept.problems)
     connection.close()
-    aside = home.database.with_name(home.database.name + KEPT_SUFFIX)
+    aside = home.database.with_name(home.database.name + BEFORE_POSTGRESQL)
     _set_aside(home.database, aside)
     if running:
         subprocess.run([*MM, "up", "--no-demo"], check=True, stdout=subprocess.DEVNULL)

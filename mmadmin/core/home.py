@@ -19,6 +19,8 @@ DEFAULT_PANEL_PORT = 8000
 DEFAULT_GATE_PORT = 20000
 NAME_MAX, PATH_MAX = 255, 1024
 """Bytes of a folder's name, and of a path that has room for ours below it."""
+BEFORE_POSTGRESQL = ".before-postgresql"
+"""What `mm migrate` appends to the name of the embedded database's file."""
 SOCKET_PATH_LIMIT = 80
 """Bytes of the longest folder path under which our socket names still fit `sun_path` (108 bytes).
 
@@ -64,7 +66,10 @@ class Home:
     @property
     def private(self) -> tuple[Path, ...]:
         """What no deployment takes a file from, not even one by who could read it all."""
-        database = [self.root / f"{self.database.name}{more}" for more in ("", "-wal", "-shm")]
+        database = [
+            self.root / f"{self.database.name}{more}"
+            for more in ("", "-wal", "-shm", BEFORE_POSTGRESQL)
+        ]
         others = (self.secrets, self.replicas, self.supervisor, self.broker, self.gate)
         return (*database, *others, self.run_dir, self.root / "settings.env")
 

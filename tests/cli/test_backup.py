@@ -29,7 +29,7 @@ g = Generation.objects.create(deployment=d, number=1, author=user, reason="a \\0
     system="1" * 64 + "-smol", state="live", lock={"n": 1.0, "big": 1e5, "t": "x\\0y", "l": [None]})
 d.live = g
 d.save()
-Replica.objects.create(uid="smol.1.x", generation=g, host=host, port=1, state="ready", pid=7)
+Replica.objects.create(uid="smol.1.x", generation=g, host=host, state="ready", pid=7)
 Build.objects.create(deployment=d, host=host, spec_toml="", state="running", actor=user)
 ClientKey.objects.create(key_id="k" * 12, digest="d" * 64, owner="ada", created_by=user)
 AuditEvent.objects.create(actor=user, verb="x", subject="y", details={"a": [1, 2.5]})
@@ -92,6 +92,9 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     mm(home, "init")
     mm(home, "set", "HF_TOKEN=hf_x", "MM_JOBS=3", "REDIS_URL=redis://127.0.0.1:1/0")
     python(home, FILL)
+    sources = home / "secrets" / "sources"
+    sources.mkdir(mode=0o700)
+    (sources / "mirror").write_text('{"for": "https://mirror.example.org:443"}')
     return home
 
 
@@ -120,7 +123,7 @@ def test_restored_elsewhere_all_is_there_but_the_place(filled: Path, tmp_path: P
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert "mm rebuild --live" in mm(home, "restore", str(file))
     old, new = Home(filled), Home(home)
-    for name in ("key_pepper", "django_secret_key", "hf_token"):
+    for name in ("key_pepper", "django_secret_key", "hf_token", "sources/mirror"):
         assert (new.secrets / name).read_text() == (old.secrets / name).read_text()
         assert stat.S_IMODE((new.secrets / name).stat().st_mode) == 0o600
     assert (new.secrets / "engine_master").read_text() != (
