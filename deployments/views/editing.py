@@ -45,25 +45,31 @@ def new(request: HttpRequest, name: str = "") -> HttpResponse:
 
 def _from_hub(request: HttpRequest) -> str:
     """A first file for a set that was chosen from a hub repository; empty when none was."""
-    repo, quant = request.GET.get("repo", ""), request.GET.get("quant", "")
+    repo = request.GET.get("repo", "")
     if not repo:
         return ""
+    kind = request.GET.get("engine") or DEFAULT_ENGINE
+    tables = catalog.engine(kind).tables
     name = re.sub(r"[^a-z0-9.]+", "-", _without_format(repo.rpartition("/")[2].lower()))
     document = tomlkit.document()
     document["name"] = name.strip("-.") or "model"
+    known = {field.name for field in tables.model}
+    named = {key: request.GET.get(key, "") for key in ("quant", "folder") if key in known}
     document["model"] = {
         "source": "hub",
         "repo": repo,
         "revision": request.GET.get("commit") or "main",
-        **({"quant": quant} if quant else {}),
+        **{key: value for key, value in named.items() if value},
     }
+    engines = (tomlkit.parse(e.text).unwrap()["engine"] for e in queries.catalog(person(request)))
     engine: dict[str, Any] = next(
-        (tomlkit.parse(e.text).unwrap()["engine"] for e in queries.catalog(person(request))), {}
+        (one for one in engines if one.get("kind", DEFAULT_ENGINE) == kind), {"kind": kind}
     )
-    document["engine"] = {**engine, "backend": "auto"}
-    document["engine"].pop("cuda_architectures", None)
-    kind = document["engine"].get("kind", DEFAULT_ENGINE)
-    document["serve"] = dict(catalog.engine(kind).tables.first_serve)
+    if "backend" in {field.name for field in tables.engine}:
+        engine = {**engine, "backend": "auto"}
+    engine.pop("cuda_architectures", None)
+    document["engine"] = engine
+    document["serve"] = dict(tables.first_serve)
     return tomlkit.dumps(document)
 
 

@@ -59,7 +59,9 @@ def _offer(found: dict[str, Any], offer: dict[str, Any]) -> dict[str, Any]:
     choice = {
         "repo": found.get("repo", ""),
         "commit": found.get("commit", ""),
-        "quant": offer.get("quant", ""),
+        "engine": offer.get("engine", ""),
+        "quant": offer.get("quant") or "",
+        "folder": str(offer.get("name", "")).rpartition("/")[0],
     }
     return {
         **offer,

@@ -16,7 +16,7 @@ from mmadmin.host.policy import Policy
 from tests.support.checkpoints import config, hollow
 from tests.support.hub import Hollow, LocalHub, local_hub, size_of
 
-LAYERS, SHARDS = 88, 27
+LAYERS, VISION_LAYERS, SHARDS = 88, 48, 27
 REPO = "team/Medium-128B"
 
 
@@ -47,6 +47,14 @@ def medium() -> dict[str, bytes | Hollow]:
         "lm_head.weight": ("BF16", (131072, 12288)),
         "model.language_model.embed_tokens.weight": ("BF16", (131072, 12288)),
     }
+    for n in range(3):
+        found[f"model.multi_modal_projector.linear_{n}.weight"] = ("BF16", (1664, 1664))
+    for n in range(VISION_LAYERS):
+        at = f"model.vision_tower.transformer.layers.{n}"
+        for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
+            found[f"{at}.attention.{name}.weight"] = ("BF16", (1664, 1664))
+        for name in ("gate_proj", "up_proj", "down_proj"):
+            found[f"{at}.feed_forward.{name}.weight"] = ("BF16", (8192, 1664))
     for n in range(LAYERS):
         for name, size in linear.items():
             at = f"model.language_model.layers.{n}.{name}"
@@ -59,7 +67,17 @@ def medium() -> dict[str, bytes | Hollow]:
         part = {name: found[name] for name in names[number::SHARDS]}
         files[file] = hollow(part)
         weight_map.update(dict.fromkeys(part, file))
-    text = {**config()["text_config"], "num_hidden_layers": LAYERS, "hidden_size": 12288}
+    text = {
+        **config()["text_config"],
+        "num_hidden_layers": LAYERS,
+        "hidden_size": 12288,
+        "intermediate_size": 28672,
+        "num_attention_heads": 96,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "vocab_size": 131072,
+        "max_position_embeddings": 262144,
+    }
     quantized = {"quant_method": "fp8", "activation_scheme": "static"}
     return {
         **files,
