@@ -97,6 +97,12 @@ class Exceptional(Reason):
     )
     field_order = ("kind", "pattern", "effect", "reason")
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        asked = "reason" if self.initial.get("pattern") else "pattern"
+        for name in ("pattern", "reason"):
+            self.fields[name].widget.attrs["autofocus"] = name == asked
+
 
 class PolicyRuleForm(Exceptional):
     """A rule of the policy."""

@@ -64,16 +64,16 @@ class Rule:
 
 
 DEFAULTS = (
-    Rule("hub", "*", allow=True, reason="every repository of the configured hub", default=True),
-    Rule("index", "*", allow=True, reason="every package of the configured index", default=True),
-    Rule("address", PUBLIC, allow=True, reason="every public address", default=True),
-    Rule("address", "*", allow=False, reason="no other address", default=True),
-    Rule("folder", "/", allow=False, reason="no folder of the host", default=True),
+    Rule("hub", "*", allow=True, reason="Every repository of the configured hub.", default=True),
+    Rule("index", "*", allow=True, reason="Every package of the configured index.", default=True),
+    Rule("address", PUBLIC, allow=True, reason="Every public address.", default=True),
+    Rule("address", "*", allow=False, reason="No other address.", default=True),
+    Rule("folder", "/", allow=False, reason="No folder of the host.", default=True),
 )
 NO_OTHER = DEFAULTS[3]
 NOWHERE = ipaddress.IPv4Address("0.0.0.0")  # noqa: S104 (an address that nothing has)
 """Stands for the private addresses that no rule lists."""
-NOT_LISTED = Rule("digest", "*", allow=True, reason="no rule names this content", default=True)
+NOT_LISTED = Rule("digest", "*", allow=True, reason="No rule names this content.", default=True)
 
 
 def normal_pattern(kind: str, pattern: str) -> str:

@@ -24,6 +24,8 @@ from deployments.models import (
     Generation,
     Host,
     LogChunk,
+    PolicyRequest,
+    PolicyRule,
     Replica,
     Transition,
     Trial,
@@ -960,6 +962,42 @@ def audit(who: dict[str, User], keys: list[ClientKey], now: datetime) -> None:
     )
 
 
+def policy(who: dict[str, User], now: datetime) -> None:
+    """Two rules, a request that waits, one that was refused."""
+    ada, otto = who["ada"], who["otto"]
+    for kind, pattern, allow, reason in (
+        ("folder", "/srv/models", True, "Models that the team trained."),
+        ("address", "models.internal.example.org", True, "The mirror in the machine room."),
+        ("hub", "unreviewed-community-models/*", False, "Licences were not looked at."),
+    ):
+        PolicyRule.objects.create(
+            kind=kind,
+            pattern=pattern,
+            allow=allow,
+            reason=reason,
+            by=ada,
+            at=now - timedelta(days=3),
+        )
+    PolicyRequest.objects.create(
+        kind="folder",
+        pattern="/srv/templates/experiments",
+        reason="A chat template that we try before it goes upstream.",
+        by=otto,
+        at=now - timedelta(hours=2),
+    )
+    PolicyRequest.objects.create(
+        kind="address",
+        pattern="10.20.0.0/16",
+        reason="Weights on the old file server.",
+        by=otto,
+        at=now - timedelta(days=5),
+        state="refused",
+        answer="Copied to /srv/models: use that.",
+        answered_by=ada,
+        answered_at=now - timedelta(days=4),
+    )
+
+
 def everything() -> dict[str, User]:
     """All of it; returns the people."""
     now = timezone.now()
@@ -969,4 +1007,5 @@ def everything() -> dict[str, User]:
     issued = keys(who, now)
     usage(issued, now)
     audit(who, issued, now)
+    policy(who, now)
     return who
