@@ -43,8 +43,8 @@ def normalised(username: str) -> str:
 def begin_attempt(username: str) -> None:
     """Count an attempt for a normalised name. Raises `TooMany`, and counts nothing then."""
     now = timezone.now()
+    LoginAttempts.objects.filter(until__lte=now).delete()
     with transaction.atomic():
-        LoginAttempts.objects.filter(until__lte=now).delete()
         for subject, most in _counts(username):
             row, _ = LoginAttempts.objects.get_or_create(
                 subject=subject, defaults={"until": now + FORGOTTEN_AFTER}

@@ -24,6 +24,13 @@ def keep_the_port(apps: Any, schema_editor: Any) -> None:
         hold_until=timezone.now() + HOLD
     )
     found.filter(state="ready").update(state="starting")
+    settle(schema_editor)
+
+
+def settle(schema_editor: Any) -> None:
+    """PostgreSQL alters no table whose rows still have deferred checks to come."""
+    if schema_editor.connection.vendor == "postgresql":
+        schema_editor.execute("SET CONSTRAINTS ALL IMMEDIATE")
 
 
 def restore_the_port(apps: Any, schema_editor: Any) -> None:
@@ -31,6 +38,7 @@ def restore_the_port(apps: Any, schema_editor: Any) -> None:
     for replica in apps.get_model("deployments", "Replica").objects.all():
         replica.port = replica.launch.get("port", 30_000 + replica.pk % 30_000)
         replica.save(update_fields=["port"])
+    settle(schema_editor)
 
 
 class Migration(migrations.Migration):

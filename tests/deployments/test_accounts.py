@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from django.contrib.auth import authenticate
 from django.contrib.auth.hashers import MD5PasswordHasher
+from django.db import connections
 from django.test import Client
 from django.utils import timezone
 from hypothesis import given
@@ -34,7 +35,11 @@ from tests.deployments.conftest import PASSWORD, People
 from tests.deployments.processes import PATIENCE_S
 from tests.deployments.specs import spec
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("toy_machine")]
+pytestmark = [
+    pytest.mark.database,
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.usefixtures("toy_machine"),
+]
 
 NEW = "nobody guesses this one"
 
@@ -164,6 +169,8 @@ def test_guessing_does_not_take_all_threads(people: People, settings, monkeypatc
         except TooMany:
             refused.release()
             return False
+        finally:
+            connections.close_all()
         return True
 
     with ThreadPoolExecutor(guesses) as pool:
