@@ -661,6 +661,19 @@ def alarms(request: HttpRequest, deployment: str = "") -> Any:
     return queries.alarms(who(request), name=deployment)
 
 
+@rest.get(
+    "/metrics",
+    response=ERRORS,
+    openapi_extra={
+        "responses": {200: {"description": "OK", "content": {"text/plain": {"schema": {}}}}}
+    },
+)
+def metrics(request: HttpRequest) -> HttpResponse:
+    """Deployments, engines, alarms, jobs, hosts, GPUs and budgets of keys, for Prometheus."""
+    kind = "text/plain; version=0.0.4; charset=utf-8"
+    return HttpResponse(queries.metrics(who(request)), content_type=kind)
+
+
 @rest.get("/audit", response={200: s.PageOut[s.AuditOut], **ERRORS})
 def audit(
     request: HttpRequest,

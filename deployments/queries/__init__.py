@@ -39,6 +39,7 @@ from deployments.queries.jobs import (
 )
 from deployments.queries.keys import key, key_events, key_owners, keys, revoked_by
 from deployments.queries.measurements import MeasuredRow, measured
+from deployments.queries.metrics import metrics
 from deployments.queries.overview import (
     DeploymentRow,
     deployment,
@@ -101,6 +102,7 @@ __all__ = [
     "live_spans",
     "measured",
     "measured_memory",
+    "metrics",
     "policy",
     "preview",
     "reports",

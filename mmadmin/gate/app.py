@@ -190,6 +190,7 @@ class Gate:
             raise Refusal(
                 415,
                 "Content-Encoding is not supported in requests. Send the body uncompressed.",
+                reason="content_encoding",
             )
         body = await self._read_body(request, receive, limit)
         request.receive = receive
@@ -288,12 +289,10 @@ class Gate:
         """Send an error, as a response or inside the stream that has begun."""
         if outcome is None:
             outcome = "failed" if refusal.status >= 500 else "refused"  # noqa: PLR2004
-        reason = refusal.reason or str(refusal.status)
-        self.traffic.metrics.refusals[reason] = self.traffic.metrics.refusals.get(reason, 0) + 1
-        if reason == "template_refused" and request.route is not None:
-            name = request.route.deployment
-            refused = self.traffic.metrics.template_refusals
-            refused[name] = refused.get(name, 0) + 1
+        name = request.route.deployment if request.route else ""
+        reason = refusal.reason or f"engine_{refusal.status}"
+        refused = self.traffic.metrics.refusals
+        refused[name, reason] = refused.get((name, reason), 0) + 1
         self.traffic.settle(request, refusal.status, outcome)
         if request.head_sent:
             event = refusal.event(dialect, request.request_id)

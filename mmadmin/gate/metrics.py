@@ -71,10 +71,10 @@ class Metrics(Collector):
     def __init__(self, worker: str) -> None:
         self._worker = worker
         self.series: dict[Labels, Series] = {}
-        self.refusals: dict[str, int] = {}
-        """By reason."""
-        self.template_refusals: dict[str, int] = {}
-        """By deployment: the chat template refused the conversation."""
+        self.refusals: dict[tuple[str, str], int] = {}
+        """By deployment (empty where none was reached) and reason."""
+        self.unrouted: dict[tuple[int, str], int] = {}
+        """Requests that led to no deployment, by status and outcome."""
         self.gauges: Callable[[], Mapping[str, tuple[str, float]]] = dict
         """Name → (help, value), read with the metrics."""
         self.queues: Callable[[], Mapping[str, tuple[int, int]]] = dict
@@ -119,20 +119,7 @@ class Metrics(Collector):
             ):
                 family.add_metric(row, histogram.buckets(), histogram.total)
         yield from (requests, tokens, ttft, duration, queued, speed)
-        refusals = CounterMetricFamily(
-            "mm_gate_refusals", "Requests refused by the gate.", labels=("worker", "reason")
-        )
-        for reason, count in self.refusals.items():
-            refusals.add_metric([self._worker, reason], count)
-        yield refusals
-        templates = CounterMetricFamily(
-            "mm_gate_template_refusals",
-            "Conversations that the chat template refused.",
-            labels=("worker", "deployment"),
-        )
-        for deployment, count in self.template_refusals.items():
-            templates.add_metric([self._worker, deployment], count)
-        yield templates
+        yield from self._refusals()
         running = GaugeMetricFamily(
             "mm_gate_running", "Requests at the engine.", labels=("worker", "deployment")
         )
@@ -147,6 +134,34 @@ class Metrics(Collector):
             gauge = GaugeMetricFamily(name, text, labels=("worker",))
             gauge.add_metric([self._worker], value)
             yield gauge
+
+    def _refusals(self) -> Iterable[Metric]:
+        """What ended without an engine's answer."""
+        refusals = CounterMetricFamily(
+            "mm_gate_refusals",
+            "Requests that got an error from the gate.",
+            labels=("worker", "deployment", "reason"),
+        )
+        for (deployment, reason), count in self.refusals.items():
+            refusals.add_metric([self._worker, deployment or "none", reason], count)
+        yield refusals
+        templates = CounterMetricFamily(
+            "mm_gate_template_refusals",
+            "Conversations that the chat template refused.",
+            labels=("worker", "deployment"),
+        )
+        for (deployment, reason), count in self.refusals.items():
+            if reason == "template_refused":
+                templates.add_metric([self._worker, deployment], count)
+        yield templates
+        unrouted = CounterMetricFamily(
+            "mm_gate_unrouted",
+            "Requests that led to no deployment.",
+            labels=("worker", "status", "outcome"),
+        )
+        for (status, outcome), count in self.unrouted.items():
+            unrouted.add_metric([self._worker, str(status), outcome], count)
+        yield unrouted
 
 
 def merge(texts: Iterable[bytes]) -> bytes:

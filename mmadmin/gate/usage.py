@@ -133,6 +133,10 @@ def usage_of(
 
 def count(metrics: Metrics, usage: Usage, request: Request, now: float, *, at_engine: bool) -> None:
     """Add one request to the metrics; `at_engine` = it reached one."""
+    if not usage.deployment:
+        end = (usage.status, usage.outcome)
+        metrics.unrouted[end] = metrics.unrouted.get(end, 0) + 1
+        return
     series = metrics.of((usage.deployment, str(usage.generation), usage.endpoint))
     ending = (usage.status, usage.outcome)
     series.requests[ending] = series.requests.get(ending, 0) + 1

@@ -210,6 +210,7 @@ ENDPOINTS: list[tuple[str, str, Any, int, Role]] = [
     ("POST", "/policy/requests/{asked}/answer", {"grant": True}, 200, ADM),
     ("GET", "/usage?since=2026-01-01T00:00:00Z&until=2027-01-01T00:00:00", None, 200, VIE),
     ("GET", "/usage.csv?by=owner", None, 200, OPR),
+    ("GET", "/metrics", None, 200, VIE),
 ]
 BELOW = {Role.ADMIN: "bob", Role.OPERATOR: "carol"}
 AT = {Role.ADMIN: "alice", Role.OPERATOR: "bob", Role.VIEWER: "carol"}
