@@ -36,9 +36,9 @@ def set_(
 
     Example: mm secret set models --for https://models.example.org
     """
+    person = actor()
     from deployments import actions
 
-    person = actor()
     asked = sys.stdin.isatty()
     value = typer.prompt("secret", hide_input=True) if asked else sys.stdin.read()
     actions.set_source_secret(person, name, origin, value)
@@ -71,9 +71,10 @@ def remove(name: SecretName, *, as_json: JsonFlag = False) -> None:
 
     Example: mm secret remove models
     """
+    person = actor()
     from deployments import actions
 
-    actions.remove_source_secret(actor(), name)
+    actions.remove_source_secret(person, name)
     if as_json:
         emit_json({"name": name})
     else:

@@ -365,9 +365,7 @@ def broker(patient: Patient) -> Result:
 def hub(patient: Patient) -> Result:
     """The model hub can be reached; only new builds need it."""
     if (why := patient.hub.unusable) is not None:
-        return Result(
-            "hub", "warn", f"{why.message}; what is built serves on without it", why.remedy
-        )
+        return Result("hub", "warn", why.message, why.remedy)
     answer = _ask(patient.hub.endpoint)
     name = urlsplit(patient.hub.endpoint).hostname or patient.hub.endpoint
     if isinstance(answer, str):
