@@ -9,7 +9,7 @@ whose scopes limit it further. Every error has one shape,
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import wraps
 from typing import Any, Literal, cast
@@ -111,11 +111,23 @@ def _mm_error(request: HttpRequest, error: MmError) -> HttpResponse:
     return answer
 
 
+def _field(loc: Sequence[str | int]) -> str:
+    """The field as the client named it, without the parts of our own parameters."""
+    parts = loc[2:] if loc[0] == "body" and len(loc) > 2 else loc[1:]  # noqa: PLR2004
+    return ".".join(map(str, parts))
+
+
+def _message(problem: Mapping[str, Any]) -> str:
+    """What is wrong, in our own words where the validator has its own."""
+    if problem["type"] == "extra_forbidden":
+        return "there is no such field"
+    return str(problem["msg"]).removeprefix("Value error, ")
+
+
 @api.exception_handler(ValidationError)
 def _invalid(request: HttpRequest, error: ValidationError) -> HttpResponse:
     problems = [
-        {"field": ".".join(str(part) for part in problem["loc"][1:]), "message": problem["msg"]}
-        for problem in error.errors
+        {"field": _field(problem["loc"]), "message": _message(problem)} for problem in error.errors
     ]
     message = "; ".join(f"{p['field']}: {p['message']}" for p in problems) or "invalid input"
     return failure(request, 422, "invalid_input", message, details={"problems": problems})

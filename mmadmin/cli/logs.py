@@ -90,6 +90,8 @@ def _log_file(name: str) -> Path:
     if name in SERVICES:
         return _existing(home.logs / f"{name}.log", name)
     person = actor()
+    from django.conf import settings
+
     from deployments import queries
     from deployments.models import Replica
 
@@ -105,6 +107,11 @@ def _log_file(name: str) -> Path:
     if replica is None:
         raise NotFound(
             f"{name} has never run an engine", remedy=f"read its builds: mm history {name}"
+        )
+    if replica.host.name != settings.HOST_NAME:
+        raise NotFound(
+            f"{name} runs on the host {replica.host.name}; its log is there",
+            remedy=f"run `mm logs {name}` on that machine",
         )
     return _existing(home.engine_log(replica.uid), name)
 

@@ -126,6 +126,7 @@ def _deployments(*, down: bool) -> list[dict[str, Any]]:
         {
             "name": row.deployment.name,
             "public_name": row.deployment.public_name,
+            "host": row.deployment.host.name,
             "live_generation": row.live.number if row.live else None,
             "state": (
                 "stopped"
@@ -196,6 +197,7 @@ def status(*, as_json: JsonFlag = False) -> None:
         [
             Column("deployment", whole=True),
             Column("model name", drop=1),
+            Column("host", drop=2),
             Column("live", whole=True),
             Column("state", whole=True),
         ],
@@ -203,6 +205,7 @@ def status(*, as_json: JsonFlag = False) -> None:
             [
                 escape(d["name"]),
                 escape(d["public_name"]),
+                escape(d["host"]),
                 str(d["live_generation"] or "-"),
                 styled(d["state"]),
             ]

@@ -231,7 +231,9 @@ class Relay:
         encoding = next((v for n, v in headers if n == b"content-encoding"), b"")
         request.tokens = tokens_of_answer(answer, encoding)
         if request.tokens and exchange.endpoint.streams and exchange.reports > 1:
-            request.tokens = tokens_of_answers(request.tokens, answer, request.body_bytes)
+            request.tokens = tokens_of_answers(
+                request.tokens, answer, request.body_bytes, exchange.tokens
+            )
         self._traffic.settle(request, status, "ok")
         headers.append((b"content-length", str(len(answer)).encode()))
         await exchange.send({"type": "http.response.start", "status": status, "headers": headers})

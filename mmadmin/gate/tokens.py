@@ -52,16 +52,20 @@ def tokens_of_answer(body: bytes, content_encoding: bytes = b"") -> Tokens | Non
     return _tokens({"usage": usage})
 
 
-def tokens_of_answers(reported: Tokens, answer: bytes, prompt_bytes: int) -> Tokens:
-    """Tokens of several answers whose usage is that of the first: the others by their lengths."""
+def tokens_of_answers(reported: Tokens, answer: bytes, prompt_bytes: int, most: int) -> Tokens:
+    """Tokens of several answers whose usage is that of the first: the others by their lengths.
+
+    All of them, with their prompts, are at most `most`.
+    """
     data = _parse(answer)
     choices = data.get("choices") if isinstance(data, dict) else None
     first, *others = [_written_bytes(choice) for choice in choices or ()] or [0]
     each = reported.completion / first if first >= 2 * BYTES_A_TOKEN else 1 / BYTES_A_TOKEN
+    completion = reported.completion + sum(math.ceil(other * each) for other in others)
     return replace(
         reported,
         prompt=max(reported.prompt, prompt_bytes // BYTES_A_TOKEN),
-        completion=reported.completion + sum(math.ceil(other * each) for other in others),
+        completion=max(min(completion, most - prompt_bytes // BYTES_A_TOKEN), reported.completion),
         exact=False,
     )
 

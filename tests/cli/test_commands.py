@@ -625,6 +625,11 @@ def test_logs_are_those_of_the_live_one(served: Deployment, tmp_path: Path) -> N
     assert mm("logs", "tiny/1") == "engine of tiny.1\n"
     with pytest.raises(NotFound, match="no generation 7"):
         mm("logs", "tiny/7")
+    served.host.name = "gpu-2"
+    served.host.save()
+    assert "gpu-2" in mm("status")
+    with pytest.raises(NotFound, match="host gpu-2"):
+        mm("logs", "tiny")
 
 
 def test_deployments_are_listed_and_archived(served: Deployment) -> None:

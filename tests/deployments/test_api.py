@@ -305,6 +305,8 @@ def test_bad_input(world: World) -> None:
     check_error(ask("POST", "/deployments", bob, {"spec_toml": "x = "}), 422, "invalid_spec")
     check_error(ask("POST", "/deployments", bob, {"reason": "x"}), 422, "invalid_input")
     check_error(ask("POST", "/keys", alice, {"owner": "x", "rmp": 3}), 422, "invalid_input")
+    answer = ask("POST", "/keys", alice, {"owner": "x", "rmp": 3})
+    assert answer.json()["error"]["message"] == "rmp: there is no such field"
     check_error(ask("POST", "/keys", alice, {"owner": " "}), 422, "invalid_input")
     check_error(ask("GET", "/builds?page=0", bob), 422, "invalid_input")
     long = {"minutes": 100_000}

@@ -410,3 +410,42 @@ async def _kill_in_mid_stream(harness: Harness, doomed: Server) -> None:
     ) as client:
         with pytest.raises(openai.InternalServerError):
             await client.chat.completions.create(model=MODEL, messages=QUESTION)
+
+
+@pytest.mark.parametrize(
+    ("path", "caps"),
+    [
+        ("/v1/chat/completions", {"max_tokens": 1, "n_predict": 12}),
+        ("/v1/chat/completions", {"max_completion_tokens": 1, "max_tokens": 12}),
+        ("/v1/chat/completions", {"max_tokens": 5, "n_predict": None}),
+        ("/v1/chat/completions", {"max_tokens": 12.7}),
+        ("/v1/chat/completions", {"max_tokens": True}),
+        ("/v1/chat/completions", {"max_tokens": 6, "n": 2}),
+        ("/v1/completions", {"max_tokens": 1, "n_predict": 12}),
+        ("/v1/completions", {"max_tokens": 6, "prompt": ["One", "Two"]}),
+        ("/v1/responses", {"max_output_tokens": 12, "max_tokens": 1}),
+        ("/v1/responses", {"max_output_tokens": 1, "n_predict": 12}),
+        ("/v1/messages", {"max_tokens": 6, "n_predict": 40}),
+    ],
+)
+async def test_an_answer_never_costs_more_than_was_reserved(real: Harness, path, caps) -> None:
+    """What the engine writes, on each endpoint, is within what the gate set aside for it."""
+    prompt = {"/v1/completions": {"prompt": "One"}, "/v1/responses": {"input": "One"}}
+    asked = {"model": MODEL, **WHOLE, **prompt.get(path, {"messages": QUESTION}), **caps}
+    reserved: list[int] = []
+    limiter = real.gate.traffic.limiter
+    reserve = limiter.reserve
+
+    async def noting(key, tokens: int):
+        reserved.append(tokens)
+        return await reserve(key, tokens)
+
+    limiter.reserve = noting
+    real.publish(keys=(replace(real.record, tokens_per_day=10**9),))
+    answer = await ask(real.port, path, asked, key=real.key.text)
+    assert answer.status == 200, answer.body
+    (recorded,) = real.recorded
+    most = max(int(v) for n, v in caps.items() if n not in ("n", "prompt") and v)
+    answers = caps.get("n", len(caps.get("prompt", "1")))
+    assert recorded.completion_tokens <= reserved[0]
+    assert recorded.completion_tokens <= most * answers + answers
