@@ -96,6 +96,7 @@ def test_api_and_pages_show_it_as_any_other(site: Installation, tmp_path: Path) 
         form["csrfmiddlewaretoken"] = http.cookies["csrftoken"]
         assert http.post("/login/", data=form, headers={"Referer": site.panel}).status_code == 302
         text = deployment(tmp_path, lanes=4).read_text()
+        site.run("policy", "allow", "folder", str(tmp_path), "--reason", "for the panel")
         token = http.cookies["csrftoken"]
         made = http.post(
             "/api/v1/plans",
