@@ -48,7 +48,7 @@ def test_only_configured_peers_are_believed(
     """Nobody's forwarded headers count, unless proxies are named: not even loopback's."""
 
     def argv() -> list[str]:
-        found = services(Home(tmp_path), Ports(1, 2, 3, 4))
+        found = services(Home(tmp_path), Ports(1, 2, 3))
         return list(next(s.spec.argv for s in found if s.spec.name == "panel"))
 
     monkeypatch.delenv("MM_TRUSTED_PROXIES", raising=False)
