@@ -10,6 +10,7 @@ import pytest
 
 from tests.e2e.installation import MM, ROOT, Installation, installation, wait_for
 from tests.support.engine import EngineStore
+from tests.with_postgres import postgres
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -127,6 +128,19 @@ def test_a_changed_setting_restarts_who_reads_it(bare: Installation) -> None:
     assert not [p for p in bare.processes() if "HF_TOKEN" in p.environ()]
     assert "restarted" not in bare.run("up", "--no-demo")
     bare.run("down")
+
+
+def test_records_move_to_postgresql_while_it_runs(bare: Installation) -> None:
+    """Gate and broker run on; panel, worker and beat come back on the other database."""
+    bare.run("up", "--no-demo")
+    bare.key()
+    before = {name: bare.supervisor.pid(name) for name in ("gate", "broker", "watchdog")}
+    with postgres() as url:
+        assert bare.json("migrate", "--to", url)["tables"]["deployments_clientkey"]["rows"] == 1
+        assert before == {name: bare.supervisor.pid(name) for name in before}
+        assert {s["state"] for s in bare.json("status")["services"]} == {"running"}
+        assert len(bare.json("keys", "list")) == 1
+        bare.run("down")
 
 
 def test_down_without_an_installation(bare: Installation, tmp_path: Path) -> None:
