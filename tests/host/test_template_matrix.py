@@ -13,11 +13,11 @@ from mmadmin.core.engines.llama_server.options import read_options
 from mmadmin.core.engines.protocol import System
 from mmadmin.core.errors import InvalidModel
 from mmadmin.host.template_matrix import matrix, render_in_child, render_on_engine, template_of
-from tests.host.test_engine_process import SECRET, port
+from tests.host.test_engine_process import SECRET
 from tests.host.test_probe import engine
 from tests.support.models import make_model
 
-__all__ = ["engine", "port"]
+__all__ = ["engine"]
 GOOD = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
 STRICT = "{{ raise_exception('no') if reasoning_effort is defined }}" + GOOD
 
