@@ -27,7 +27,7 @@ def main() -> None:
         names = [*BY_NAME, *(flag.off for flag in BY_NAME.values() if flag.off)]
         stub_engine.say("\n".join(f"--{name}" for name in names))
         return
-    if "--port" not in sys.argv:
+    if "--host" not in sys.argv:
         stub_engine.say("version: stub")
         return
     slots = int(after("--parallel"))
@@ -39,7 +39,7 @@ def main() -> None:
         "slots": slots,
         **json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")).get(str(context), {}),
     }
-    sys.argv = [sys.argv[0], after("--port"), json.dumps(plan)]
+    sys.argv = [sys.argv[0], after("--host"), json.dumps(plan)]
     stub_engine.main()
 
 
