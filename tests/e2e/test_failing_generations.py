@@ -54,12 +54,12 @@ STUB_FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "fails on turns": ({"broken_turns": True}, "template.turns: "),
 }
 """What the stub does, and what the failure must say."""
-NO_TOOLS = "this model knows no tools"
+NO_TURNS = "this model knows no second turn"
 TEMPLATE = f"""
 [template]
 source = "inline"
 text = '''
-{{%- if tools %}}{{{{ raise_exception("{NO_TOOLS}") }}}}{{% endif %}}
+{{%- if messages | length == 3 %}}{{{{ raise_exception("{NO_TURNS}") }}}}{{% endif %}}
 {{%- for message in messages %}}
 {{{{- "<|im_start|>" + message.role + "\\n" + message.content + "<|im_end|>\\n" }}}}
 {{%- endfor %}}
@@ -68,7 +68,7 @@ text = '''
 """
 REAL_FAULTS = {
     "exits at load": ('[serve.flags]\noverride-kv = "llama.block_count=int:99"\n', "it ended"),
-    "has a template that fails on tools": (TEMPLATE, NO_TOOLS),
+    "has a template that fails on turns": (TEMPLATE, NO_TURNS),
 }
 """What is added to the real engine's deployment file, and what the failure must say."""
 
