@@ -30,6 +30,7 @@ def test_deploy_change_roll_back(site: Installation, tmp_path: Path) -> None:
     assert site.deployment(NAME) == {
         "name": NAME,
         "public_name": NAME,
+        "host": "local",
         "live_generation": 1,
         "newest_generation": 1,
         "state": "live",
