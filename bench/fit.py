@@ -29,7 +29,7 @@ from tests.support.engine import EngineStore, engine_store
 
 LIMIT_PERMILLE = 30
 LOAD_TIMEOUT_S = 600
-LISTENING = "listening on http"
+LISTENING = "listening on unix:"
 VERBOSE: dict[str, Json] = {"verbosity": 4}
 """Below 4 the engine does not say its buffer sizes."""
 
