@@ -202,6 +202,7 @@ def test_the_server_understands_every_golden_command(engine_store, tmp_path, pat
     template = tmp_path / "t.jinja"
     template.write_text("{{ messages[0].content }}")
     real = {
+        "/run/engine.sock": str(tmp_path / "engine.sock"),
         "/store/engine/bin/llama-server": str(engine_store.server),
         "/store/template/chat_template.jinja": str(template),
         "/store/mmproj/mmproj.gguf": str(tmp_path / "missing-mmproj.gguf"),
