@@ -17,11 +17,11 @@ from mmadmin.cli.settings_file import (
     check_settings,
     read_settings,
     settings_file,
-    write_private,
     write_settings,
 )
 from mmadmin.core.errors import Conflict, InvalidInput
 from mmadmin.core.home import DEFAULT_BIND, Home, Ports, own_address
+from mmadmin.core.private_file import write_private
 from mmadmin.core.variables import VARIABLES
 from mmadmin.host.private_files import make_private
 

@@ -6,7 +6,6 @@ line is a problem with a name and a remedy; the other lines hold all the same.
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from pathlib import Path
 
 from mmadmin.core.errors import InvalidInput
 from mmadmin.core.home import Home, Ports
+from mmadmin.core.private_file import write_private
 from mmadmin.core.variables import GONE, REMEMBERED, VARIABLES
 
 SECRET_VARIABLES = tuple(name for name, variable in REMEMBERED.items() if variable.secret)
@@ -142,14 +142,3 @@ def _write_secret(path: Path, value: str) -> None:
     elif _secret(path) != value:  # its time says when it changed
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         write_private(path, value + "\n")
-
-
-def write_private(path: Path, text: str) -> None:
-    """Replace a file as a whole, 0600, on the disk when this returns."""
-    fresh = path.with_name(path.name + ".new")
-    fresh.unlink(missing_ok=True)
-    with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    fresh.rename(path)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from urllib.parse import urlsplit
 
 from mmadmin.core.errors import InvalidInput, InvalidSpec, NotFound
 from mmadmin.core.home import Home
+from mmadmin.core.private_file import write_private
 
 NAME = r"[a-z0-9][a-z0-9-]{0,62}"
 DEFAULT_PORTS = {"http": 80, "https": 443}
@@ -50,8 +50,8 @@ class SourceSecrets:
     def names(self) -> Iterator[tuple[str, str]]:
         """Name and origin of each; never what it is."""
         for path in sorted(self.folder.glob("*")) if self.folder.exists() else ():
-            if re.fullmatch(NAME, path.name):
-                yield path.name, str(json.loads(path.read_bytes())["for"])
+            if kept := self._kept(path.name):
+                yield path.name, kept["for"]
 
     def set(self, name: str, origin: str, value: str) -> None:
         """Keep a secret: `user:password`, or a token. Raises `InvalidInput`."""
@@ -67,17 +67,11 @@ class SourceSecrets:
             )
         bound = origin_of(origin)
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        fresh = self.folder / f".{name}.new"
-        fresh.unlink(missing_ok=True)
-        with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            json.dump({"for": bound, "value": value}, file)
-            file.flush()
-            os.fsync(file.fileno())
-        fresh.replace(self.folder / name)
+        write_private(self.folder / name, json.dumps({"for": bound, "value": value}))
 
     def remove(self, name: str) -> None:
         """Forget a secret. Raises `NotFound`."""
-        if name not in dict(self.names()):
+        if not self._kept(name):
             raise NotFound(f"there is no secret {name}", command="mm secret list")
         (self.folder / name).unlink()
 
@@ -87,13 +81,22 @@ class SourceSecrets:
         One refusal for a secret that does not exist and one of another origin.
         """
         origin = origin_of(url)
-        if dict(self.names()).get(name) != origin:
+        kept = self._kept(name)
+        if not kept or kept["for"] != origin:
             raise InvalidSpec(
                 f"{where}: this host has no secret {name} for {origin}",
                 remedy=f"an admin sets it on the host: mm secret set {name} --for {origin}",
                 field=where,
             )
-        value = str(json.loads((self.folder / name).read_bytes())["value"])
+        value = kept["value"]
         if ":" in value:
             return {"Authorization": f"Basic {base64.b64encode(value.encode()).decode()}"}
         return {"Authorization": f"Bearer {value}"}
+
+    def _kept(self, name: str) -> dict[str, str] | None:
+        """Origin (`for`) and `value` of a secret; None = there is none of that name."""
+        path = self.folder / name
+        if not re.fullmatch(NAME, name) or not path.exists():
+            return None
+        kept: dict[str, str] = json.loads(path.read_bytes())
+        return kept

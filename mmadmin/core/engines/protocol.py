@@ -40,6 +40,19 @@ class ModelFacts:
     head_count_kv: int = 0
     metadata: Mapping[str, Json] = field(default_factory=dict)
 
+    @classmethod
+    def of_report(cls, report: Mapping[str, Any]) -> ModelFacts:
+        """A report that has these names; what it does not say is 0."""
+        numbers = (
+            *("size_bytes", "layers", "context_length", "embedding_length"),
+            *("head_count", "head_count_kv"),
+        )
+        return cls(
+            architecture=str(report.get("architecture") or ""),
+            metadata=dict(report),
+            **{name: int(report.get(name) or 0) for name in numbers},
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Tables:

@@ -70,20 +70,7 @@ class Checkpoint:
 
     def facts_of(self, report: Mapping[str, Any]) -> ModelFacts:
         """A `verify-checkpoint` report as `ModelFacts`."""
-
-        def number(name: str) -> int:
-            return int(report.get(name) or 0)
-
-        return ModelFacts(
-            architecture=str(report.get("architecture") or ""),
-            size_bytes=number("size_bytes"),
-            layers=number("layers"),
-            context_length=number("context_length"),
-            embedding_length=number("embedding_length"),
-            head_count=number("head_count"),
-            head_count_kv=number("head_count_kv"),
-            metadata=dict(report),
-        )
+        return ModelFacts.of_report(report)
 
     def report_fields(self, report: Mapping[str, Any]) -> Mapping[str, str]:
         """Dimensions, quantisation, bytes by type, modules, scales, other files by digest."""
