@@ -4,8 +4,9 @@
 
 from __future__ import annotations
 
-import os
+import shutil
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -67,7 +68,8 @@ def toy_machine(settings, tmp_path: Path) -> Iterator[None]:
 def broker_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A real Valkey server on a Unix socket."""
     folder = tmp_path_factory.mktemp("broker")
-    socket = Path("/tmp") / f"mm-test-{os.getpid()}.sock"
+    place = Path(tempfile.mkdtemp(prefix="mm-test-", dir="/tmp"))  # short, as sockets must be
+    socket = place / "broker.sock"
     process = subprocess.Popen(
         [get_binary_path(), "--port", "0", "--unixsocket", socket, "--save", "", "--dir", folder],
         stdout=subprocess.DEVNULL,
@@ -88,7 +90,7 @@ def broker_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     finally:
         process.terminate()
         process.wait()
-        socket.unlink(missing_ok=True)
+        shutil.rmtree(place)
 
 
 def use_broker(url: str) -> None:
