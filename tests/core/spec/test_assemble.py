@@ -204,6 +204,17 @@ def test_a_portable_build_does_not_depend_on_the_cpu():
     assert assemble(portable, SMALL_LOCK, replace(LAPTOP, cpu_features=())) == one
 
 
+def test_gcc_makes_no_amx_code():
+    """A native build by GCC on a CPU with AMX; every other build keeps its identity."""
+    amx = replace(LAPTOP, cpu_features=("amx_tile", "avx2"))
+    params = step(assemble(SMALL, SMALL_LOCK, amx), "build-engine").params
+    assert params["without_amx"] is True
+    for host in (replace(amx, compiler="clang-19.1.0"), LAPTOP):
+        assert "without_amx" not in step(assemble(SMALL, SMALL_LOCK, host), "build-engine").params
+    portable = assemble(spec("smollm2-135m", engine="native = false"), SMALL_LOCK, amx)
+    assert "without_amx" not in step(portable, "build-engine").params
+
+
 def test_a_mirror_changes_no_resolved_key():
     """The same bytes from another place: every step after the fetch keeps its key."""
     mirror = replace(ENGINE, source=UrlSource("https://mirror.example.org/x.tar.gz"))

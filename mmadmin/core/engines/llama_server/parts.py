@@ -206,6 +206,8 @@ def _engine(spec: Spec, lock: Lock, facts: HostFacts) -> Derivation:
         "cuda": facts.cuda if backend == "cuda" else "",
         "cpu": facts.cpu_identity if wanted.native else "",
     }
+    if wanted.native and facts.compiler.startswith("gcc") and "amx_tile" in facts.cpu_features:
+        params["without_amx"] = True
     return step("build-engine", f"{KIND}-{release}", params, {"source": tree})
 
 

@@ -3,7 +3,7 @@
 inputs: `source`, a tree with `CMakeLists.txt` at its top. params: `backend` ("cpu" | "cuda"),
 `cuda_architectures` ([70, …]: required for cuda), `cuda` (toolkit version as "12.8"), `native`
 (tune for this host's CPU), `cpu` (what identifies that CPU, "" unless native), `arch`, `compiler`
-("gcc-12.2.0"), `defines` ({"GGML_X": "ON"}), `targets`.
+("gcc-12.2.0"), `defines` ({"GGML_X": "ON"}), `targets`, `without_amx` (false).
 
 Output: `bin/<target>` (statically linked against the source's own libraries, found anywhere),
 `engine.json` (how it was built) and `LICENSE`. The identity is source + params: a program's own
@@ -60,6 +60,10 @@ OURS = (
     "CMAKE_CUDA_FLAGS",
 )
 """Definitions that have a param of their own."""
+NO_AMX = ("-mno-amx-tile", "-mno-amx-int8", "-mno-amx-bf16")
+"""GCC's `_tile_loadconfig` (seen in 12.2) tells the optimizer that it reads 8 of its operand's 64
+bytes. The stores of the others are dropped, and llama.cpp's AMX code ends by SIGSEGV or SIGILL.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +79,7 @@ class Options:
     compiler: str
     defines: Mapping[str, str]
     targets: Sequence[str]
+    without_amx: bool
 
 
 def read_options(params: Params) -> Options:
@@ -84,7 +89,10 @@ def read_options(params: Params) -> Options:
         params,
         where,
         required=("backend", "compiler"),
-        optional=("cuda_architectures", "cuda", "native", "cpu", "arch", "defines", "targets"),
+        optional=(
+            *("cuda_architectures", "cuda", "native", "cpu", "arch", "defines", "targets"),
+            "without_amx",
+        ),
     )
     options = Options(
         backend=text(params, "backend", where),
@@ -99,6 +107,7 @@ def read_options(params: Params) -> Options:
         compiler=text(params, "compiler", where),
         defines=_defines(params, where),
         targets=texts(params, "targets", where) or list(DEFAULT_TARGETS),
+        without_amx=flag(params, "without_amx", where, default=False),
     )
     for i, target in enumerate(options.targets):
         if not TARGET.fullmatch(target):
@@ -152,6 +161,7 @@ def _check_cuda(options: Options, where: str) -> None:
 def configure_flags(options: Options, source: Path, build: Path) -> list[str]:
     """CMake's definitions: the derivation's part, then what makes the bytes reproducible."""
     maps = f"-ffile-prefix-map={source}=/source -ffile-prefix-map={build}=/build"
+    flags = " ".join([maps, *(NO_AMX if options.without_amx else ())])
     defines = {
         "CMAKE_BUILD_TYPE": "Release",
         "BUILD_SHARED_LIBS": "OFF",
@@ -164,8 +174,8 @@ def configure_flags(options: Options, source: Path, build: Path) -> list[str]:
         "LLAMA_BUILD_TESTS": "OFF",
         "LLAMA_USE_PREBUILT_UI": "OFF",
         **options.defines,
-        "CMAKE_C_FLAGS": maps,
-        "CMAKE_CXX_FLAGS": maps,
+        "CMAKE_C_FLAGS": flags,
+        "CMAKE_CXX_FLAGS": flags,
         "CMAKE_EXE_LINKER_FLAGS": "-static-libgcc -static-libstdc++",
     }
     if options.backend == "cuda":

@@ -233,6 +233,10 @@ def test_flags_say_what_the_params_say() -> None:
         "-DCMAKE_CUDA_ARCHITECTURES=70",
         f'-DCMAKE_CUDA_FLAGS=-objtemp -Xcompiler="{maps}"',
     ]
+    without = configure_flags(read_options({**CUDA, "without_amx": True}), Path("/s"), Path("/b"))
+    amx = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
+    assert f"-DCMAKE_CXX_FLAGS={maps} {amx}" in without
+    assert f"-DCMAKE_C_FLAGS={maps} {amx}" in without
 
 
 @pytest.mark.engine
