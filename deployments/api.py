@@ -53,7 +53,7 @@ class Session(SessionAuth):
     """The panel's session."""
 
     def __call__(self, request: HttpRequest) -> User | None:
-        """The person; without a session nobody asks, which is no matter of CSRF."""
+        """The person; without a session nobody asks, so CSRF does not apply."""
         return super().__call__(request) if self.param_name in request.COOKIES else None
 
     def authenticate(self, request: HttpRequest, key: str | None) -> User | None:  # noqa: ARG002

@@ -1,6 +1,6 @@
 """All records from one database to another: copied, counted, and compared by digest.
 
-Small tables are copied anew each time, in one transaction, because they refer to each other. The
+Small tables are copied again each time, in one transaction, because they refer to each other. The
 long ones (usage, logs, audit) go in parts that are committed one by one: an interrupted copy goes
 on behind its last part. What the comparison finds different is copied once more.
 

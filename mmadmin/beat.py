@@ -32,7 +32,7 @@ class Scheduler(PersistentScheduler):
         super().populate_heap(*args, **options)
 
     def tick(self, *args: Any, **options: Any) -> Any:
-        """Run what is due; plan anew when the clock was set back since the last time."""
+        """Run what is due; plan again when the clock was set back since the last time."""
         ahead_s = _clock_ahead_s()
         if ahead_s < self._clock_ahead_s - TOLERANCE_S:
             self._heap = None

@@ -65,7 +65,7 @@ def provider() -> dict[str, Any]:
     if named != issuer or missing:
         wrong = f"calls itself {named}" if named != issuer else f"names no {', '.join(missing)}"
         raise Unreachable(
-            f"the identity provider at {issuer} {wrong}", remedy="mend MM_OIDC_ISSUER"
+            f"the identity provider at {issuer} {wrong}", remedy="correct MM_OIDC_ISSUER"
         )
     _known[issuer] = (time.monotonic(), told)
     return told

@@ -47,7 +47,7 @@ def require(actor: User, role: Role, scope: Scope | None = None) -> None:
     """
     if not actor.is_active or not actor.at_least(role):
         raise Refused(
-            f"{actor.get_username()} may not do this: it takes the role {role.value}",
+            f"{actor.get_username()} may not do this: it requires the {role.value} role",
             remedy="ask an admin",
             role=role.value,
         )

@@ -104,7 +104,7 @@ def draw(
 
 
 def _bars(count: int, series: Sequence[Series], top: float) -> list[tuple[str, str]]:
-    """Each series as one path of upright strokes: so many rectangles would outweigh the page."""
+    """Each series as one path of upright strokes: one rectangle each would outweigh the page."""
     slot = WIDTH / max(1, count)
     below = [0.0] * count
     paths = []

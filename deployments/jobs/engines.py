@@ -73,7 +73,7 @@ class Engines:
                 return
 
     def _replicas(self, generation: Generation) -> list[Replica]:
-        """The job's own: what is on trial is no activation's, unless that has taken it over."""
+        """The job's own; a trial's engine only for an activation that has taken it over."""
         found = Replica.objects.filter(
             generation=generation,
             host=self.recorder.job.host,

@@ -1,7 +1,7 @@
 """Small pieces of work on a host, asked for by a person: one function a kind.
 
 A kind is a member of `TaskKind` and a function here, which gets the task's recorder and the host
-and returns the task's result. Each may be begun anew at any time, so a task whose worker died is
+and returns the task's result. Each may be started again at any time, so a task whose worker died is
 simply done again.
 """
 

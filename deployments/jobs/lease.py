@@ -122,7 +122,7 @@ def release(job: Job) -> None:
 def sleep(job: Job) -> bool:
     """Let go of a job that rests: the sweeper hands it out again once it no longer waits.
 
-    Its attempts begin anew. False when the lease went to someone else.
+    Its attempts start from zero. False when the lease went to someone else.
     """
     rests = _mine(job).move(
         JobState.QUEUED, lease_expires_at=None, holder="", attempts=0, enqueued_at=None

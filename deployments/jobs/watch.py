@@ -73,7 +73,7 @@ PAUSE_MAX_S = 1800
 PROOF_S = 60
 """How long an engine that has loaded may take to show that it is the right one and answers."""
 LOAD_AT_LEAST_S = 600
-"""Of a hold, what an engine that is started anew gets to load."""
+"""Of a hold, what an engine that is restarted gets to load."""
 LIVENESS = "liveness"
 SILENT = "silent"
 """Instead of a mark, of an engine that does not say how far it is while its clients wait."""
@@ -202,7 +202,7 @@ def _look_at(replica: Replica, machine: EngineHost, view: gates.GateView | None)
 
 
 def _move_to_socket(replica: Replica, machine: EngineHost, view: gates.GateView | None) -> None:
-    """Start an engine of version 0.1 anew: it listens on a TCP port, the gate asks its socket.
+    """Restart an engine of version 0.1: it listens on a TCP port, the gate asks its socket.
 
     The upgrade has made the gates hold its requests; those that it works on get some time.
     """
@@ -211,7 +211,7 @@ def _move_to_socket(replica: Replica, machine: EngineHost, view: gates.GateView 
     ends = deployment.hold_until
     if working and ends is not None and ends - timezone.now() > timedelta(seconds=LOAD_AT_LEAST_S):
         return
-    log.warning("%s listens on a TCP port: starting it anew on a socket", replica.uid)
+    log.warning("%s listens on a TCP port: restarting it on a socket", replica.uid)
     feed.publish_snapshot(force=False)
     machine.stop(replica)
     machine.start(replica, launch_of(replica, machine))
@@ -267,7 +267,7 @@ def _fell(
     """Its process ended, and the supervisor has started it again, or is about to."""
     if process is not None and _started_with_us(
         process
-    ):  # everything was started anew: the engine did not fail
+    ):  # everything was restarted: the engine did not fail
         _not_alive(replica, launch, machine, "its process was started again")
         return
     now = timezone.now()

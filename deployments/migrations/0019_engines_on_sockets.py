@@ -10,7 +10,7 @@ HOLD = timedelta(minutes=20)
 
 
 def keep_the_port(apps: Any, schema_editor: Any) -> None:
-    """Note of each engine that it listens on a TCP port; the watch starts it anew on a socket.
+    """Note of each engine that it listens on a TCP port; the watch restarts it on a socket.
 
     Until then nothing is routed to it: the gate holds the requests.
     """

@@ -48,7 +48,7 @@ def require(actor: User, role: Role = Role.VIEWER) -> None:
     """Raise `Refused` unless the person is active and has at least this role."""
     if not actor.is_active or not actor.at_least(role):
         raise Refused(
-            f"{actor.get_username()} may not see this: it takes the role {role.value}",
+            f"{actor.get_username()} may not see this: it requires the {role.value} role",
             remedy="ask an admin",
             role=role.value,
         )

@@ -365,7 +365,7 @@ def parts_bar(parts: Sequence[tuple[str, int, str]], total: int, label: str) -> 
 def ansi(text: str) -> SafeString:
     """Log text as HTML, a line an element: colours kept as classes, other escapes dropped.
 
-    A carriage return begins the line anew, as on a terminal: only what stands last is shown.
+    A carriage return restarts the line, as on a terminal: only the last text is shown.
     """
     shown = []
     for line in text.rstrip("\n").split("\n"):

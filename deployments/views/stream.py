@@ -48,7 +48,7 @@ STILL_HERE_S = 30.0
 CHUNKS_AT_ONCE = 500
 MOST_PARTS = 8
 CLOCK = re.compile(r"(<time[^>]*>)[^<]*")
-"""How long ago something was is counted on by the browser: it is no news."""
+"""How long ago something was is counted on by the browser: it is not sent."""
 ASK_AGAIN = frozenset({SESSION, "tick"})
 """Kinds after which a stream looks whether its login is still there."""
 LOG_KINDS = frozenset({"log", "tick", "step", "build", "activation"})
@@ -248,7 +248,7 @@ def _after(user: User, watch: Watch) -> Lines:
     if not chunks:
         return Lines(watch.last, whole=True, message=b"")
     last = chunks[-1].pk
-    # one message, however many there are: a page lays itself out anew for each
+    # one message, however many there are: a page is laid out again for each
     html = "".join(_headed(chunks, watch.last))
     message = live.message("log", {"id": last, "html": html})
     return Lines(last, whole=len(chunks) < CHUNKS_AT_ONCE, message=message)

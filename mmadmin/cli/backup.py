@@ -223,8 +223,8 @@ def restore(
 ) -> None:
     """Set up an empty MM_HOME from a backup; `mm up` starts it.
 
-    Objects come from FILE.store/ if that is there; `mm rebuild --live` makes what is lacking. With
-    DATABASE_URL set to an empty PostgreSQL database, the records go there.
+    Objects come from FILE.store/ if that is there; `mm rebuild --live` rebuilds what is missing.
+    With DATABASE_URL set to an empty PostgreSQL database, the records go there.
 
     Example: MM_HOME=/srv/mm mm restore /backup/mm.tar
     """
@@ -265,7 +265,7 @@ def restore(
 def _unpacked(file: Path, home: Home) -> dict[str, Any]:
     """Check the file, then lay it out in an empty home; what it says of itself.
 
-    The settings come last, so that an interrupted restore is no installation and can be repeated.
+    The settings come last: an interrupted restore leaves no installation and can be repeated.
     """
     mark = home.root / UNFINISHED
     if not mark.exists() and home.root.exists() and any(home.root.iterdir()):

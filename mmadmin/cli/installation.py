@@ -122,7 +122,7 @@ def has_sqlite_records(home: Home) -> bool:
 
 
 def refuse_other_database(home: Home, url: str) -> None:
-    """Refuse to start anew, silently, in another database. Raises `Conflict`."""
+    """Refuse to start silently with another, empty database. Raises `Conflict`."""
     if url and has_sqlite_records(home) and not read_settings(home).values.get("DATABASE_URL"):
         raise Conflict(
             f"the records of this installation are in {home.database}, not in the database that"

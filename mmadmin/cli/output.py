@@ -36,7 +36,7 @@ def _open_the_closed() -> None:
 
 _open_the_closed()
 console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
-"""What people asked for: stdout. Where that is no terminal, no line is broken."""
+"""What people asked for: stdout. Where that is not a terminal, no line is broken."""
 errors = Console(stderr=True, highlight=False, soft_wrap=not sys.stderr.isatty())
 """What went wrong, and what is going on meanwhile: stderr, so that a pipe gets data only."""
 
@@ -79,7 +79,7 @@ def plain(text: str) -> str:
 
 
 def coloured(text: str) -> str:
-    """The same with its colours, for logs; as it is where the output is no terminal."""
+    """The same with its colours, for logs; unchanged where the output is not a terminal."""
     if not sys.stdout.isatty():
         return text
     parts = COLOURS.split(text)

@@ -67,7 +67,7 @@ def list_(*, as_json: JsonFlag = False) -> None:
 
 @app.command()
 def remove(name: SecretName, *, as_json: JsonFlag = False) -> None:
-    """Forget a secret; deployment files that name it can no longer be built anew.
+    """Forget a secret; deployment files that name it can no longer be rebuilt.
 
     Example: mm secret remove models
     """

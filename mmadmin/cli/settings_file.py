@@ -123,7 +123,7 @@ def write_settings(
 ) -> None:
     """Keep these settings and no others: 0600, each file replaced as a whole.
 
-    Lines that could not be used stay until somebody mends them.
+    Lines that could not be used stay until somebody corrects them.
     """
     lines = ["# Written by `mm up` and `mm set`; the environment goes before it.\n"]
     for name, variable in REMEMBERED.items():

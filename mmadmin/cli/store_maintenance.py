@@ -242,7 +242,7 @@ def reindex(*, as_json: JsonFlag = False) -> None:
     try:
         count = Store(root).reindex()
     except StoreCorrupt:
-        for path in root.glob("index.sqlite3*"):  # it cannot even be opened: begin anew
+        for path in root.glob("index.sqlite3*"):  # it cannot even be opened: make a new one
             path.rename(path.with_name(f"damaged-{path.name}"))
         count = len(Store(root).names())
     if as_json:

@@ -58,13 +58,13 @@ def table(columns: Sequence[Column], rows: Iterable[Sequence[str]], *, empty: st
 
 
 def live_table(columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> Group:
-    """The same for a picture that is drawn anew in place."""
+    """The same for a picture that is redrawn in place."""
     shown = layout(columns, [list(row) for row in rows], terminal_width())
     return Group(*shown.lines)
 
 
 def terminal_width() -> int | None:
-    """Cells of a line; None where the output is no terminal, whatever colours are forced."""
+    """Cells of a line; None where the output is not a terminal, whatever colours are forced."""
     return shutil.get_terminal_size().columns if console.file.isatty() else None
 
 

@@ -204,7 +204,7 @@ def _start_services(supervisor: Supervisor, ports: Ports, *, restart: bool, quie
 
 
 def _forget_moved_engines(home: Home, *, quiet: bool) -> None:
-    """After MM_HOME was moved the worker starts engines anew, by their present paths."""
+    """After MM_HOME was moved, the worker restarts engines by their present paths."""
     from mmadmin.host.engine_process import forget_moved
 
     if not forget_moved(home):
@@ -213,7 +213,7 @@ def _forget_moved_engines(home: Home, *, quiet: bool) -> None:
 
     forget_engines()
     if not quiet:
-        console.print("  MM_HOME was moved: engines are started anew")
+        console.print("  MM_HOME was moved: engines are restarted")
 
 
 def migrate() -> None:

@@ -41,7 +41,9 @@ def digest(domain: str, value: Any) -> str:
     The domain keeps digests of different kinds of things apart (`mmadmin-drv-v1`, …).
     """
     if not domain or not domain.isascii() or "\0" in domain:
-        raise InvalidDerivation(f"{domain!r} is no digest domain", remedy="use a short ASCII word")
+        raise InvalidDerivation(
+            f"{domain!r} is not a valid digest domain", remedy="use a short ASCII word"
+        )
     return hashlib.sha256(domain.encode("ascii") + b"\0" + canonical(value)).hexdigest()
 
 

@@ -42,7 +42,7 @@ from typing import Any, ClassVar
 
 
 class MmError(Exception):
-    """An expected failure: a fact in words, a remedy, and details for machines."""
+    """An expected failure: a message, a remedy, and details for machines."""
 
     code: ClassVar[str] = "failed"
 

@@ -2,7 +2,7 @@
 
 The kernel counts a process's start in clock ticks since boot. A time of day would move with the
 clock: after a correction (NTP at boot, a hand on the clock) every process would look like another.
-The boot's id goes with it, because ticks begin anew at each boot. This is the only form in which
+The boot's id goes with it, because ticks restart at each boot. This is the only form in which
 mmadmin remembers processes: in lease files, in the supervisor's records, in the database.
 """
 

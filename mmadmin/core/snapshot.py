@@ -299,7 +299,7 @@ def _route(value: Any) -> Route:
         raise ValueError(f"unknown route mode {value['mode']!r}")
     replicas = [item for item in value["replicas"] if "socket" in item]
     if value["mode"] == "open" and len(replicas) < len(value["replicas"]):
-        # Written by version 0.1 about engines on TCP ports, which are started anew on sockets.
+        # Written by version 0.1 about engines on TCP ports, which are restarted on sockets.
         value = value | {"mode": "hold", "hold_until": int(time.time()) + UPGRADE_HOLD_S}
     return Route(
         deployment=value["deployment"],

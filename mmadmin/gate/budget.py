@@ -1,8 +1,8 @@
 """The rules of a key's limits, twice: as a script at the broker and as a counter in a worker.
 
 Both answer the same question in the same way (the tests run against both): may this request, which
-may cost so many tokens, go now? Looking and taking is one step. Both return what they counted, from
-which `Counts` tells when the next request fits.
+may cost this many tokens, go now? Looking and taking is one step. Both return what they counted,
+from which `Counts` tells when the next request fits.
 """
 
 from __future__ import annotations

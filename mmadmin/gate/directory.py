@@ -3,7 +3,7 @@
 `RedisDirectory` learns of a new snapshot by a nudge (pub/sub) and, in case a nudge was lost, by a
 timer; it also takes the file that the panel writes beside it. The newest version wins, an older
 one never comes back, and the last good one is kept on disk: with broker, panel and database gone,
-a gate that is started anew serves from it. The id of a revoked key is published
+a restarted gate serves from it. The id of a revoked key is published
 as well, so that the key is dead before a snapshot of ten thousand keys has been written and read.
 """
 

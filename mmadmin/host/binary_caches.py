@@ -123,7 +123,7 @@ class RemoteCache:
             have = 0
         try:
             answer = self._get_from(path, have)
-        except NotSupportedError:  # a server without Range: the whole file anew
+        except NotSupportedError:  # a server without Range: the whole file again
             have = 0
             answer = self._get_from(path, have)
         if answer is None:

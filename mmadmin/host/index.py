@@ -3,7 +3,7 @@
 pip's own configuration (files and `PIP_*` variables) says which indexes, link folders, trusted
 hosts and CA bundle count; `unearth` does the looking. No address is written here, and one with
 credentials in it is never shown. An index file is known by project, version and file name; its
-address is looked up anew when its bytes are wanted, so that no lock depends on a mirror.
+address is looked up again when its bytes are wanted, so that no lock depends on a mirror.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The supervisor runs this; it becomes the engine by `exec`, so that pid and process group stay. The
 secret lies in the launch file (0600) and goes to the engine by its environment, never by argv.
-The environment is made anew: what an operator's shell happens to export does not reach an engine.
+The environment is made from scratch: what an operator's shell exports does not reach an engine.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def read(path: Path) -> dict[str, Any]:
     if stat.S_IMODE(mode) & 0o077:
         refuse(f"others may read the launch file {path}; it must have mode 0600")
     if "socket" not in launch:
-        refuse(f"the launch file {path} is of an earlier version; the engine is started anew")
+        refuse(f"the launch file {path} is of an earlier version; the engine is restarted")
     # An engine without a key has its authentication switched off.
     if not str(launch.get("secret", "")).strip():
         refuse(f"the launch file {path} has no secret")

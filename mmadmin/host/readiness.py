@@ -253,7 +253,7 @@ def tiny_completion(
 ) -> str:
     """A token out of the engine, or an embedding, or a rank: whatever it is for.
 
-    A token may be a part of a character, which is no text yet: then a few are asked for.
+    A token may be a part of a character, which is not text yet: then a few are asked for.
     Raises `Unreachable` when the answer is empty, late or an error: healthy is not alive.
     """
     task = launch.expect.task

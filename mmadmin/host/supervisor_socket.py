@@ -13,7 +13,7 @@ from typing import Any
 from supervisor import events
 
 KEPT = "_mmadmin_keeps_socket"
-"""Marks a supervisord that is looked after already: a new server makes its extensions anew."""
+"""Marks a supervisord that is looked after already: a new server makes its extensions again."""
 
 
 class Extension:

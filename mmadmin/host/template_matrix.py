@@ -193,7 +193,7 @@ def _row(
 
 
 def _difference(child: Mapping[str, Json], engine: Mapping[str, Json], bos: str) -> str:
-    """Where two renderings part, by line; a begin-of-text mark at the head is no difference."""
+    """Where two renderings part, by line; a begin-of-text mark at the start does not count."""
     if "error" in child or "error" in engine:
         if "error" in child and "error" in engine:
             return ""

@@ -77,7 +77,7 @@ def check(tunnel: Tunnel, *, expose_panel: bool = False) -> None:
     """Refuse what would not work, or would show more than was asked (`InvalidInput`)."""
     if not NAME.fullmatch(tunnel.name):
         raise InvalidInput(
-            f"{tunnel.name!r} is no name for a tunnel", remedy="use up to 31 of a-z, 0-9 and '-'"
+            f"{tunnel.name!r} is not a valid tunnel name", remedy="use up to 31 of a-z, 0-9 and '-'"
         )
     if tunnel.target == "panel" and not expose_panel:
         raise InvalidInput(

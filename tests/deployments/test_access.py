@@ -145,7 +145,7 @@ def kind_of(response: Any) -> str:
         if response["Location"].startswith("/login/?next="):
             return "login"
         said = [str(message) for message in get_messages(response.wsgi_request)]
-        return "no" if any("it takes the role" in text for text in said) else "yes"
+        return "no" if any("it requires the" in text for text in said) else "yes"
     if response.status_code == 422 and b'"field": "current_password"' in response.content:
         return "no"  # a token is not the person
     return KINDS.get(response.status_code, "yes")

@@ -139,7 +139,7 @@ def test_a_viewer_is_refused_in_words(viewer: Client) -> None:
     for page in (*OPERATOR_PAGES, *ADMIN_PAGES):
         answer = viewer.get(address(page))
         assert answer.status_code == 403, page
-        assert "it takes the role" in markup(answer), page
+        assert "it requires the" in markup(answer), page
 
 
 def test_an_operator_issues_no_keys(operator: Client) -> None:
@@ -928,9 +928,7 @@ def test_the_doctor_is_asked_on_the_hosts_page(operator: Client, viewer: Client)
     assert html.index("it is 400 s late") < html.index("much is free")
     assert "/examine/" not in html
     assert (
-        viewer.post("/hosts/local/examine/", follow=True)
-        .content.decode()
-        .count("it takes the role")
+        viewer.post("/hosts/local/examine/", follow=True).content.decode().count("it requires the")
     )
 
 

@@ -228,7 +228,7 @@ Hunk = tuple[int, list[str]]
 
 def _bad_diff(where: str, what: str) -> NoReturn:
     raise InvalidDerivation(
-        f"{where}.diff is no unified diff: {what}", remedy="make it with diff -u or git diff"
+        f"{where}.diff is not a unified diff: {what}", remedy="make it with diff -u or git diff"
     )
 
 

@@ -1,6 +1,6 @@
 """A launch as JSON: the record of what a replica was started with.
 
-The record is read back instead of computed anew, so that an engine is compared with the command it
+The record is read back instead of computed again, so that an engine is compared with the command it
 was started with, whatever a later version of mmadmin would make of its generation.
 """
 

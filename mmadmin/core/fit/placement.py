@@ -34,7 +34,7 @@ RESERVE_BYTES = 256 * 1024 * 1024
 """Kept free on each GPU: what the model of memory may be wrong by, and the driver's own swings."""
 HOST_RESERVE_BYTES = 512 * 1024 * 1024
 EXHAUSTIVE_LIMIT = 10
-"""Up to so many running deployments every choice of what to stop is tried, fewest first."""
+"""Up to this many running deployments, every choice of what to stop is tried, fewest first."""
 
 Mode = Literal["overlap", "swap", "refuse"]
 _WORSE: Sequence[Mode] = ("overlap", "swap", "refuse")
@@ -514,7 +514,7 @@ def choose_seat(
         if best is None or _rank(found) < _rank(best):
             best = found
     if best is None:
-        raise AssertionError("there is always a choice, be it the CPU")
+        raise AssertionError("there is always a choice, at least the CPU")
     return best
 
 

@@ -12,7 +12,7 @@ from mmadmin.core.formats.protocol import ReportLabel
 SECOND_MS = 1000
 BINARY = 1024
 NOISE_PERCENT = 5
-"""Two measurements of one engine differ by as much: less is no difference."""
+"""Two measurements of one engine differ by as much: less does not count."""
 CONVERSATIONS_NAMED = 3
 MEMORY = "memory_bytes."
 """Fields of the section `size`: predicted memory, `host` or a GPU's index."""

@@ -45,7 +45,7 @@ class RecordedGeneration:
 
 
 def recorded_generation(text: str, number: int, where: str) -> RecordedGeneration:
-    """A generation of an exported history; `where` names the file in words.
+    """A generation of an exported history; `where` names the file in messages.
 
     Raises `InvalidInput`, `NotFound`, and `Conflict` for one that never was built.
     """
@@ -76,7 +76,7 @@ def recorded_generation(text: str, number: int, where: str) -> RecordedGeneratio
         raise
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InvalidInput(
-            f"{where} is no exported history, or is damaged: {error!r}",
+            f"{where} is not an exported history, or is damaged: {error!r}",
             remedy="write one with `mm history NAME --export FILE`",
         ) from error
 

@@ -46,7 +46,7 @@ class ExtractTemplate:
     copies: Sequence[str] = ()
 
     def check(self, params: Params) -> None:
-        """Refuse bad params in words."""
+        """Refuse bad params with a message."""
         fields(params, self.kind, optional=("file", "sha256", "text"))
         if ("file" in params) == ("text" in params) or {"text", "sha256"} <= set(params):
             refuse(self.kind, dict(params), "either file (and sha256) or text")

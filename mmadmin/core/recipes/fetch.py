@@ -4,7 +4,7 @@ params: `{"files": [{"path", "sha256", "size", "source": {...}, "executable"?: t
 A source is one of `{"kind": "hub", "repo", "revision" (40 hex), "path"}`,
 `{"kind": "index", "project", "version", "filename"}`, `{"kind": "url", "url", "secret"?: name}`,
 `{"kind": "path", "path"}`. Output: the files at their paths; known before anything is fetched, so
-another source for the same bytes is no other object.
+another source for the same bytes gives the same object.
 """
 
 from __future__ import annotations

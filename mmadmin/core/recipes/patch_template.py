@@ -6,10 +6,10 @@ inputs: `template` (`chat_template.jinja`). params: `{"patches": [...]}`, each o
 `{"kind": "replace", "old", "new"}`, `{"kind": "unified-diff", "diff"}`, or a named set:
 `{"kind": "reasoning-effort-lenient"}`.
 
-Output: `chat_template.jinja` and `rendering.json`: what each patch changes, in words, and a matrix
+Output: `chat_template.jinja` and `rendering.json`: what each patch changes, and a matrix
 of conversations rendered before and after with their differences. A patched template that does not
-render a plain conversation properly, or fails where the original did not, is no object. Templates
-run in a limited child only.
+render a plain conversation properly, or fails where the original did not, does not become an
+object. Templates run in a limited child only.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class PatchTemplate:
     copies: Sequence[str] = ()
 
     def check(self, params: Params) -> None:
-        """Refuse bad params in words."""
+        """Refuse bad params with a message."""
         fields(params, self.kind, required=("patches",))
         check_patches(params["patches"], f"{self.kind}.patches")
 

@@ -27,7 +27,7 @@ class SystemRecipe:
     copies: Sequence[str] = ()
 
     def check(self, params: Params) -> None:
-        """Refuse bad params in words."""
+        """Refuse bad params with a message."""
         files = part_files(params)
         fields(
             params,

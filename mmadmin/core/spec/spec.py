@@ -257,7 +257,7 @@ def spec_as_document(spec: Spec) -> dict[str, Any]:
 
 
 def _plain(fields: Sequence[Field], values: Mapping[str, Json], *, whole: bool) -> dict[str, Any]:
-    """The values of one table, as TOML has them; unless `whole`, those that are no default."""
+    """The values of one table, as TOML has them; without `whole`, defaults are left out."""
     return {
         field.name: _toml_value(field, values[field.name])
         for field in fields

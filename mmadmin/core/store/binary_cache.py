@@ -124,7 +124,7 @@ class FolderCache:
             raise SourceUnavailable(f"{self.root / path}: {error.strerror}") from error
 
     def fetch(self, path: str, part: Path, size: int, progress: Progress) -> str | None:
-        """Copy a file; a part of an earlier attempt is begun anew, as copying is cheap."""
+        """Copy a file; a part of an earlier attempt is copied again, as copying is cheap."""
         del size
         part.unlink(missing_ok=True)
         try:

@@ -82,7 +82,7 @@ class Index:
     def prepare(self, fill: Callable[[sqlite3.Connection], None]) -> None:
         """Make the tables and have them filled, in one transaction; nothing when they are there.
 
-        An index of an earlier version is made anew: the disk says everything that it said. No
+        An index of an earlier version is rebuilt: the disk says everything that it said. No
         other process sees it half filled.
         """
         with self._mapped():

@@ -142,7 +142,7 @@ def read_record(path: Path, folder: Path) -> StoreObject:
         return object_from_record(path.read_bytes(), name, folder, str(path))
     except StoreCorrupt as error:
         error.remedy = (
-            "while the index is whole, `mm store repair` writes it anew; else move it and the "
+            "while the index is whole, `mm store repair` rewrites it; else move it and the "
             "folder beside it away: the object is then built again"
         )
         raise

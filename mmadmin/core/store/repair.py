@@ -174,7 +174,7 @@ class _Repair:
             blob.rename(folder / f"{entry.sha256}-{uuid.uuid4().hex[:8]}")
 
     def _rebuild_tree(self, good: dict[str, Path]) -> None:
-        """Assemble the folder anew beside the old one and swap them."""
+        """Assemble a new folder beside the old one and swap them."""
         out = self.staging.out
         for entry in self.found.files:
             target = out / entry.path

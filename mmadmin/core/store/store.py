@@ -57,7 +57,7 @@ class Store(Writer):
     ) -> Iterator[None]:
         """Reserve disk room (see `Disk.reserve`); raises `DiskFull`.
 
-        Where room is short, garbage is collected first: just as much as is lacking.
+        Where room is short, garbage is collected first: just as much as is missing.
         """
         owner = owner or f"process {os.getpid()}"
         with ExitStack() as stack:

@@ -38,7 +38,7 @@ class Meter:
 
     @contextmanager
     def one(self) -> Iterator[Progress]:
-        """The progress of one file. One that is begun anew counts from where it is."""
+        """The progress of one file. One that starts again counts from where it is."""
         counted = 0
 
         def of_this(done: int, _size: int) -> None:

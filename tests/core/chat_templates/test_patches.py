@@ -148,7 +148,7 @@ def test_a_diff_may_hold_characters_that_break_lines_elsewhere(inside: str) -> N
         ([{"kind": "coerce-unknown", "variable": "a", "allowed": [], "value": 1}], "allowed"),
         ([{"kind": "reasoning-effort-lenient", "level": 1}], "unknown fields: level"),
         ([{"kind": "replace", "old": "", "new": "x"}], "old"),
-        ([{"kind": "unified-diff", "diff": "hello"}], "no unified diff"),
+        ([{"kind": "unified-diff", "diff": "hello"}], "not a unified diff"),
         ([{"kind": "unified-diff", "diff": "@@ -1,2 +1,2 @@\n one\n"}], "cut short"),
     ],
 )

@@ -49,10 +49,10 @@ def test_a_generation_is_read_back_with_all_its_steps() -> None:
         (written(), 3, NotFound, "h.json has no generation 3 of smol"),
         (written(), 2, Conflict, "smol/2 was never built: it is failed"),
         (written(format=2), 1, InvalidInput, "has format 2, this version reads 1"),
-        (written(deployment=None), 1, InvalidInput, "is no exported history"),
-        ("{}", 1, InvalidInput, "is no exported history"),
-        ("[]", 1, InvalidInput, "is no exported history"),
-        ("name = 1", 1, InvalidInput, "is no exported history"),
+        (written(deployment=None), 1, InvalidInput, "is not an exported history"),
+        ("{}", 1, InvalidInput, "is not an exported history"),
+        ("[]", 1, InvalidInput, "is not an exported history"),
+        ("name = 1", 1, InvalidInput, "is not an exported history"),
     ],
 )
 def test_what_cannot_be_read_is_said(

@@ -19,7 +19,7 @@ from mmadmin.core.errors import InvalidSpec
 from mmadmin.core.fit.estimate import MIB, Calibration, Device
 
 BLOCK_TOKENS = 16
-"""vLLM's default block size: the pool is handed out in blocks of so many tokens."""
+"""vLLM's default block size: tokens in a block of the pool."""
 NCCL_BYTES = 600 * MIB
 """Buffers for tensor parallelism a rank (all-reduce workspaces): a guess."""
 GRAPH_BYTES = 700 * MIB

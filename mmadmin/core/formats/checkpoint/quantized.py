@@ -26,7 +26,7 @@ NOT_TEXT = re.compile(
     r"(?:^|\.)(?:vision\w*|visual|image\w*|audio\w*|speech\w*|multi_modal_projector|mm_projector)\."
 )
 NOT_LINEAR = re.compile(r"embed|norm|lm_head|(?:^|\.)wte|conv|(?:^|\.)(?:gate|router)$")
-"""Modules with a matrix that is no linear layer, or one that is never quantised."""
+"""Modules with a matrix that is not a linear layer, or one that is never quantised."""
 DEQUANTIZED = ("fp8",)
 """Methods of sources that can be converted to BF16 first."""
 

@@ -79,7 +79,7 @@ class ExpectedMerge:
 
 
 def padding(size: int) -> int:
-    """Zeros after so many bytes; the tool pads by 32 whatever the model says."""
+    """Zeros after this many bytes; the tool pads by 32 whatever the model says."""
     return -size % DEFAULT_ALIGNMENT
 
 

@@ -96,7 +96,7 @@ OTHERS: Mapping[str, str] = {
     "clip": "a multimodal projector",
     "controlvector": "a control vector",
 }
-"""What a file is that is no model, by its `general.type` or its architecture."""
+"""What a file is when it is not a model, by its `general.type` or its architecture."""
 TYPE_NUMBERS: Mapping[str, int] = {name: number for number, (name, _, _) in TENSOR_TYPES.items()}
 
 
@@ -216,7 +216,7 @@ class _Reader:
         return data
 
     def rewind(self, count: int) -> None:
-        """Go back by so many bytes."""
+        """Go back by that many bytes."""
         self.stream.seek(-count, os.SEEK_CUR)
         self.offset -= count
 
@@ -233,7 +233,7 @@ class _Reader:
         try:
             return self.take(length, what).decode("utf-8")
         except UnicodeDecodeError:
-            self.refuse(f"{what} is no UTF-8")
+            self.refuse(f"{what} is not UTF-8")
 
 
 def read_header(path: Path) -> GgufHeader:

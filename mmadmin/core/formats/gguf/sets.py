@@ -97,7 +97,7 @@ def is_quant(token: str) -> bool:
 def group(files: Iterable[RepoFile]) -> tuple[GgufSet, ...]:
     """The GGUF sets of a listing, sorted by kind (models first), size and name.
 
-    Files that are no GGUF are left out. A name like `best-of-breed.gguf`, and one whose shard
+    Files that are not GGUF are left out. A name like `best-of-breed.gguf`, and one whose shard
     number is 0 or above the count, is a file of its own. Where no name is a model's, the words in
     the names are not believed: `m-lora-merged-Q4_1.gguf` may be all that a repository offers.
     """

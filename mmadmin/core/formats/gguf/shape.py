@@ -135,7 +135,7 @@ class ModelShape:
     recurrent_state: int = 0
     """Numbers of state a recurrent layer keeps for each sequence."""
     kv_layers: int = 0
-    """The first so many layers have a cache of their own; the rest share theirs."""
+    """This many first layers have their own cache; the rest share theirs."""
     experts: int = 0
     experts_used: int = 0
     expert_feed_forward: int = 0

@@ -46,7 +46,7 @@ class Shard:
 
 
 def parse_name(name: str) -> ShardName | None:
-    """Take a shard name apart; None for a file that is no shard.
+    """Take a shard name apart; None for a file that is not a shard.
 
     Raises `InvalidModel` for an index of 0 or beyond the count.
     """

@@ -168,7 +168,7 @@ def configure_flags(options: Options, source: Path, build: Path) -> list[str]:
         "GGML_NATIVE": "ON" if options.native else "OFF",
         "GGML_CUDA": "ON" if options.backend == "cuda" else "OFF",
         "GGML_CCACHE": "OFF",
-        "GGML_OPENMP": "OFF",  # its own thread pool is as fast, and libgomp is no static library
+        "GGML_OPENMP": "OFF",  # its own thread pool is as fast, and libgomp is not a static library
         "LLAMA_CURL": "OFF",
         "LLAMA_OPENSSL": "OFF",
         "LLAMA_BUILD_TESTS": "OFF",
@@ -221,7 +221,7 @@ class BuildEngine:
     copies: Sequence[str] = ()
 
     def check(self, params: Params) -> None:
-        """Refuse bad params in words; CUDA ≥ 13 with architectures that it dropped."""
+        """Refuse bad params, and CUDA ≥ 13 with architectures that it dropped."""
         read_options(params)
 
     def fixed_output(self, params: Params) -> Sequence[FixedFile] | None:

@@ -35,7 +35,7 @@ class EnginePrebuilt:
     copies: Sequence[str] = ()
 
     def check(self, params: Params) -> None:
-        """Refuse bad params in words."""
+        """Refuse bad params with a message."""
         fields(
             params,
             self.kind,

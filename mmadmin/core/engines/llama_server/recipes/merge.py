@@ -7,7 +7,7 @@ Before: the set is complete, each shard whole (its tensors lie inside it), in it
 (`split.no`), of one model (`split.tensors.count`, metadata); there is room. Meanwhile: the digest
 that the file must have is computed from the shards. After: every metadata key and array equal,
 every tensor equal byte for byte. The tool writes to a scratch name and never deletes a shard. A
-merge that does not pass is no object.
+merge that does not pass does not become an object.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Merge:
     copies: Sequence[str] = ("shards",)
 
     def check(self, params: Params) -> None:
-        """Refuse bad params in words."""
+        """Refuse bad params with a message."""
         fields(params, self.kind, required=("first", "output"))
         first = relative_path(text(params, "first", self.kind), "merge.first")
         output = relative_path(text(params, "output", self.kind), "merge.output")

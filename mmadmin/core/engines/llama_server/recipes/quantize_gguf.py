@@ -54,7 +54,7 @@ class QuantizeGguf:
     copies: Sequence[str] = ()
 
     def check(self, params: Params) -> None:
-        """Refuse bad params in words."""
+        """Refuse bad params with a message."""
         fields(params, self.kind, required=("file", "type", "output"), optional=("requantize",))
         relative_path(text(params, "file", self.kind), "quantize-gguf.file")
         output = relative_path(text(params, "output", self.kind), "quantize-gguf.output")

@@ -29,7 +29,7 @@ class VerifyGguf:
     copies: Sequence[str] = ()
 
     def check(self, params: Params) -> None:
-        """Refuse bad params in words."""
+        """Refuse bad params with a message."""
         fields(params, self.kind, required=("file",))
         relative_path(text(params, "file", self.kind), f"{self.kind}.file")
 
