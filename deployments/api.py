@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import timedelta
 from functools import wraps
 from typing import Any, Literal, cast
 
@@ -575,8 +575,7 @@ def issue_token(request: HttpRequest, body: s.TokenIn) -> Any:
     wanted = body.dict(exclude={"current_password"})
     if "expires_at" not in body.model_fields_set:
         wanted["expires_at"] = timezone.now() + actions.TOKEN_LASTS
-    token, text = actions.issue_token(who(request), **wanted)
-    return Status(201, s.NewTokenOut(**s.TokenOut.token_of(token), token=text))
+    return Status(201, s.NewTokenOut.of_new(*actions.issue_token(who(request), **wanted)))
 
 
 @people.post("/tokens/{token_id}/revoke", response={200: s.TokenOut, **ERRORS})
@@ -759,30 +758,19 @@ def get_request(request: HttpRequest, request_id: str) -> Any:
     return queries.request(who(request), request_id)
 
 
-def _usage(
-    request: HttpRequest, by: queries.By, since: datetime | None, until: datetime | None, **of: Any
-) -> list[dict[str, Any]]:
-    until = until or timezone.now()
+def _usage(request: HttpRequest, wanted: s.UsageIn) -> list[dict[str, Any]]:
+    until = wanted.until or timezone.now()
     try:
-        since = since or until - timedelta(days=7)
+        since = wanted.since or until - timedelta(days=7)
     except OverflowError as error:
         raise InvalidInput(f"there is no week before {until.isoformat()}") from error
-    return queries.usage(who(request), since=since, until=until, by=by, **of)
+    return queries.usage(who(request), **wanted.dict() | {"since": since, "until": until})
 
 
 @rest.get("/usage", response={200: list[s.UsageOut], **ERRORS})
-def usage(  # noqa: PLR0917 (query parameters)
-    request: HttpRequest,
-    since: datetime | None = None,
-    until: datetime | None = None,
-    deployment: str = "",
-    key_id: str = "",
-    generation: int | None = Query(None, ge=0, le=2**31 - 1),
-    by: queries.By = "hour",
-) -> Any:
+def usage(request: HttpRequest, wanted: Query[s.UsageIn]) -> Any:
     """Sums of the usage records from `since` (else a week before) to `until` (else now)."""
-    of = {"deployment": deployment, "key_id": key_id, "generation": generation}
-    return _usage(request, by, since, until, **of)
+    return _usage(request, wanted)
 
 
 @rest.get(
@@ -792,18 +780,9 @@ def usage(  # noqa: PLR0917 (query parameters)
         "responses": {200: {"description": "OK", "content": {"text/csv": {"schema": {}}}}}
     },
 )
-def usage_csv(  # noqa: PLR0917 (query parameters)
-    request: HttpRequest,
-    since: datetime | None = None,
-    until: datetime | None = None,
-    deployment: str = "",
-    key_id: str = "",
-    generation: int | None = Query(None, ge=0, le=2**31 - 1),
-    by: queries.By = "hour",
-) -> HttpResponse:
+def usage_csv(request: HttpRequest, wanted: Query[s.UsageIn]) -> HttpResponse:
     """The same sums as CSV."""
-    of = {"deployment": deployment, "key_id": key_id, "generation": generation}
-    text = queries.usage_csv(_usage(request, by, since, until, **of), by)
+    text = queries.usage_csv(_usage(request, wanted), wanted.by)
     return HttpResponse(text, content_type="text/csv; charset=utf-8")
 
 

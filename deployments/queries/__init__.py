@@ -5,6 +5,7 @@ queries that does not grow with the rows it returns.
 """
 
 from deployments.queries.catalog import Entry, catalog
+from deployments.queries.gpus import GpuRow, gpus, gpus_of
 from deployments.queries.history import (
     HistoryRow,
     diff,
@@ -65,6 +66,7 @@ __all__ = [
     "By",
     "DeploymentRow",
     "Entry",
+    "GpuRow",
     "HistoryRow",
     "MeasuredRow",
     "Page",
@@ -90,6 +92,8 @@ __all__ = [
     "export_history",
     "generation",
     "generation_builds",
+    "gpus",
+    "gpus_of",
     "history",
     "host",
     "host_task",

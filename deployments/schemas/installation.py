@@ -14,6 +14,7 @@ from deployments.models import (
     UserToken,
 )
 from deployments.queries.storage import Shelves
+from deployments.queries.usage_records import By
 from deployments.schemas.shapes import Person
 from mmadmin.core.source_policy import Rule
 
@@ -124,6 +125,11 @@ class NewTokenOut(TokenOut):
 
     token: str = Field(description="Shown this once.")
 
+    @classmethod
+    def of_new(cls, row: UserToken, text: str) -> NewTokenOut:
+        """A token and its text."""
+        return cls(**cls.token_of(row), token=text)
+
 
 class SessionOut(Schema):
     """A login in a browser, without its key."""
@@ -232,6 +238,17 @@ class HostOut(Schema):
     name: str
     facts: dict[str, Any]
     seen_at: datetime | None
+
+
+class UsageIn(Schema):
+    """Which usage records are summed up, and by what."""
+
+    since: datetime | None = None
+    until: datetime | None = None
+    deployment: str = ""
+    key_id: str = ""
+    generation: int | None = Field(None, ge=0, le=2**31 - 1)
+    by: By = "hour"
 
 
 class UsageOut(Schema):

@@ -47,7 +47,7 @@ class PhaseOut(Schema):
 
     phase: str
     started: datetime
-    ended: datetime | None
+    ended: datetime | None = None
 
 
 class ActivationBrief(Schema):
@@ -61,6 +61,7 @@ class ActivationBrief(Schema):
     reason: str
     created_at: datetime
     ended_at: datetime | None
+    phases: list[PhaseOut]
 
 
 class ActivationOut(JobOut):
@@ -129,11 +130,16 @@ class BuildBrief(JobOut):
     dry_run: bool
 
 
-class BuildOut(BuildBrief):
+class BuildRunOut(BuildBrief):
+    """A build with its steps."""
+
+    steps: list[StepOut]
+
+
+class BuildOut(BuildRunOut):
     """A build with its plan and its steps."""
 
     plan: dict[str, Any] | None
-    steps: list[StepOut]
 
 
 class LogOut(Schema):

@@ -92,9 +92,7 @@ def memory(
     measured: Mapping[int, list[dict[str, Any]]],
 ) -> list[Memory]:
     """GPU cards where there are any, else the main memory."""
-    by_pid = {replica.pid: replica.generation.uid for replica in replicas if replica.pid}
-    cards = [_card(gpu, by_pid) for gpu in facts.get("gpus") or []]
-    if cards:
+    if cards := [_card(gpu) for gpu in queries.gpus_of("", facts, replicas)]:
         return cards
     total = int(facts.get("memory_total_bytes") or 0)
     free = int(facts.get("memory_available_bytes") or 0)
@@ -122,20 +120,12 @@ def _main(
     return Memory("Memory", total, parts, free)
 
 
-def _card(gpu: dict[str, Any], by_pid: dict[int, str]) -> Memory:
-    total, free = int(gpu["memory_total_bytes"]), int(gpu["memory_free_bytes"])
-    steps = {lease["pid"]: lease["owner"] for lease in gpu.get("leases", ())}
-    by_pid = {**steps, **by_pid}
+def _card(gpu: queries.GpuRow) -> Memory:
     parts: list[tuple[str, int, str]] = []
-    for process in gpu.get("processes") or []:
-        family = (process["pid"], *process.get("ancestors", ()))
-        name = next((by_pid[pid] for pid in family if pid in by_pid), "")
-        css = COLOURS[len(parts) % len(COLOURS)] if name else "other"
-        parts.append((name or f"pid {process['pid']}", int(process["memory_bytes"]), css))
-    rest = total - free - sum(size for _, size, _ in parts)
-    if rest > 0:
-        parts.append(("driver and other processes", rest, "other"))
-    return Memory(f"GPU {gpu['index']}", total, parts, free)
+    for holder in gpu.used_by:
+        css = COLOURS[len(parts) % len(COLOURS)] if holder.ours else "other"
+        parts.append((holder.name, holder.memory_bytes, css))
+    return Memory(f"GPU {gpu.index}", gpu.memory_total_bytes, parts, gpu.memory_free_bytes)
 
 
 @page

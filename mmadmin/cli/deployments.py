@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -79,40 +79,6 @@ def going_on(what: str) -> Iterator[None]:
         raise
 
 
-def _activation_json(activation: Activation) -> dict[str, Any]:
-    return {
-        "id": activation.pk,
-        "deployment": activation.deployment.name,
-        "generation": activation.target.number if activation.target else None,
-        "kind": activation.kind,
-        "state": activation.state,
-        "mode": activation.mode,
-        "phases": activation.phases,
-        "reason": activation.reason,
-    }
-
-
-def _build_json(build: Build) -> dict[str, Any]:
-    return {
-        "id": build.pk,
-        "deployment": build.deployment.name if build.deployment else None,
-        "generation": build.generation.number if build.generation else None,
-        "state": build.state,
-        "system": build.generation.system if build.generation else "",
-        "steps": [
-            {
-                "name": step.name,
-                "recipe": step.recipe,
-                "state": step.state,
-                "why": step.why,
-                "waits_for": step.waits_for,
-                "output": step.output,
-            }
-            for step in build.steps.all()
-        ],
-    }
-
-
 def deploy(
     file: SpecFile,
     *,
@@ -150,16 +116,10 @@ def deploy(
             follow_to_live(build.pk, quiet=as_json)
     generation.refresh_from_db()
     if as_json:
-        found = queries.build(person, build.pk)
-        emit_json(
-            {
-                "deployment": generation.deployment.name,
-                "number": generation.number,
-                "state": generation.state,
-                "system": generation.system,
-                "build": _build_json(found),
-            }
-        )
+        from deployments import schemas as s
+
+        found = s.BuildOut.from_orm(queries.build(person, build.pk))
+        emit_json(s.GenerationOut.from_orm(generation).dict() | {"build": found})
     elif not detach:
         console.print(f"[bold]{escape(generation.uid)}[/] is {styled(str(generation.state))}")
 
@@ -172,7 +132,9 @@ def _run_activation(activation: Activation, *, detach: bool, as_json: bool) -> N
             follow_activation(activation.pk, quiet=as_json)
         activation.refresh_from_db()
     if as_json:
-        emit_json(_activation_json(activation))
+        from deployments import schemas as s
+
+        emit_json(s.ActivationOut.from_orm(activation))
         return
     what = activation.target.uid if activation.target else activation.deployment.name
     word = "queued" if detach else "stopped" if activation.target is None else "live"
@@ -242,17 +204,9 @@ def _say_preview(person: User, name: str, number: int | None, *, as_json: bool) 
     found = queries.preview(person, name, number)
     outcome = found.outcome
     if as_json:
-        live = found.live.number if found.live else None
-        emit_json(
-            {
-                "target": found.target.number,
-                "live": live,
-                "facts_at": found.facts_at,
-                "public_name": found.public_name,
-                "renames": found.renames,
-            }
-            | outcome.as_json()
-        )
+        from deployments import schemas as s
+
+        emit_json(s.PreviewOut.of(found))
         return
     console.print(f"[bold]{escape(found.target.uid)}[/]: {styled(outcome.outlook)}")
     console.print(escape(f"{outcome.message[0].upper()}{outcome.message[1:]}."))
@@ -309,19 +263,9 @@ def list_(
 
     rows = queries.deployments_overview(person, archived=archived)
     if as_json:
-        emit_json(
-            [
-                {
-                    "name": row.deployment.name,
-                    "public_name": row.deployment.public_name,
-                    "state": row.state,
-                    "live_generation": row.live.number if row.live else None,
-                    "newest_generation": row.newest.number if row.newest else None,
-                    "host": row.deployment.host.name,
-                }
-                for row in rows
-            ]
-        )
+        from deployments import schemas as s
+
+        emit_json([s.DeploymentOut.of(row) for row in rows])
         return
     table(
         [
@@ -358,11 +302,13 @@ def archive(
     Example: mm archive smollm2-135m
     """
     person = actor()
-    from deployments import actions
+    from deployments import actions, queries
 
     actions.archive(person, name, on=not undo)
     if as_json:
-        emit_json({"name": name, "archived": not undo})
+        from deployments import schemas as s
+
+        emit_json(s.DeploymentOut.of(queries.deployment(person, name)))
     else:
         done = "out of the archive" if undo else "archived"
         console.print(f"[bold]{escape(name)}[/] is {done}")

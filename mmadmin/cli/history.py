@@ -80,7 +80,9 @@ def history(
         return
     rows = queries.history(person, name, page=page).rows
     if as_json:
-        emit_json([_history_json(row) for row in rows])
+        from deployments import schemas as s
+
+        emit_json([s.HistoryOut.of_row(row) for row in rows])
         return
     table(
         [
@@ -170,41 +172,6 @@ def _who(job: Build | Activation) -> str:
     return str(job.actor.get_username()) if job.actor else "mmadmin"
 
 
-def _history_json(row: HistoryRow) -> dict[str, Any]:
-    generation = row.generation
-    return {
-        "number": generation.number,
-        "state": generation.state,
-        "state_reason": generation.state_reason,
-        "is_live": row.is_live,
-        "system": generation.system,
-        "author": generation.author.get_username(),
-        "reason": generation.reason,
-        "created_at": generation.created_at,
-        "built_at": generation.built_at,
-        "parent": generation.parent.number if generation.parent else None,
-        "pinned": generation.pinned,
-        "mark": generation.mark,
-        "live_s": row.live_s,
-        "live_spans": [list(span) for span in row.live_spans],
-        "activations": [_activation_json(activation) for activation in row.activations],
-        "changes": [change.as_json() for change in row.changes],
-    }
-
-
-def _activation_json(activation: Activation) -> dict[str, Any]:
-    return {
-        "id": activation.pk,
-        "kind": activation.kind,
-        "state": activation.state,
-        "actor": activation.actor.get_username() if activation.actor else None,
-        "reason": activation.reason,
-        "at": activation.created_at,
-        "ended_at": activation.ended_at,
-        "phases": activation.phases,
-    }
-
-
 # --- the story of one
 
 
@@ -223,7 +190,10 @@ class _Event:
 def _show_story(row: HistoryRow, builds: Sequence[Build], *, as_json: bool) -> None:
     generation = row.generation
     if as_json:
-        emit_json(_history_json(row) | {"builds": [_build_json(build) for build in builds]})
+        from deployments import schemas as s
+
+        told = [s.BuildRunOut.from_orm(build) for build in builds]
+        emit_json(s.HistoryOut.of_row(row).dict() | {"builds": told})
         return
     marks = _marks(generation)
     console.print(
@@ -294,28 +264,6 @@ def _moment(text: Any) -> datetime | None:
     return datetime.fromisoformat(text) if isinstance(text, str) else None
 
 
-def _build_json(build: Build) -> dict[str, Any]:
-    return {
-        "id": build.pk,
-        "state": build.state,
-        "actor": build.actor.get_username() if build.actor else None,
-        "at": build.created_at,
-        "started_at": build.started_at,
-        "ended_at": build.ended_at,
-        "steps": [
-            {
-                "name": step.name,
-                "recipe": step.recipe,
-                "state": step.state,
-                "why": step.why,
-                "output": step.output,
-                "took_s": _step_s(step),
-            }
-            for step in build.steps.all()
-        ],
-    }
-
-
 # --- differences
 
 
@@ -329,7 +277,9 @@ def diff(name: Name, a: Before, b: After, *, as_json: JsonFlag = False) -> None:
 
     rows = queries.diff(person, name, a, b)
     if as_json:
-        emit_json([row.as_json() for row in rows])
+        from deployments import schemas as s
+
+        emit_json([s.DiffRowOut.of(row) for row in rows])
         return
     short = [row for row in rows if not row.is_long]
     if short or not rows:
@@ -403,7 +353,9 @@ def mark(
 
     found = actions.mark(person, name, number, MARKS[word], reason=reason)
     if as_json:
-        emit_json({"deployment": name, "number": number, "mark": found.mark})
+        from deployments import schemas as s
+
+        emit_json(s.GenerationOut.from_orm(found))
     else:
         console.print(f"[bold]{escape(found.uid)}[/] is marked {word.value}")
 
@@ -425,7 +377,9 @@ def pin(
 
     found = actions.pin(person, name, number, not off, reason=reason)
     if as_json:
-        emit_json({"deployment": name, "number": number, "pinned": found.pinned})
+        from deployments import schemas as s
+
+        emit_json(s.GenerationOut.from_orm(found))
     else:
         console.print(
             f"[bold]{escape(found.uid)}[/] is {'pinned' if found.pinned else 'not pinned'}"
@@ -448,21 +402,9 @@ def request(
 
     found = queries.request(person, request_id)
     if as_json:
-        emit_json(
-            {
-                "id": found.pk,
-                "at": found.at,
-                "deployment": found.deployment,
-                "generation": found.generation,
-                "key_id": found.key_id,
-                "endpoint": found.endpoint,
-                "status": found.status,
-                "outcome": found.outcome,
-                "prompt_tokens": found.prompt_tokens,
-                "completion_tokens": found.completion_tokens,
-                "duration_ms": found.duration_ms,
-            }
-        )
+        from deployments import schemas as s
+
+        emit_json(s.RequestOut.from_orm(found))
         return
     by = f"{found.deployment}/{found.generation}" if found.generation else "no generation"
     console.print(f"answered by [bold]{escape(by)}[/]: {found.status}, {escape(found.outcome)}")

@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from mmadmin.cli.settings_file import (
+    Problem,
     check_settings,
     read_settings,
     settings_file,
@@ -30,11 +31,11 @@ SECRETS = ("django_secret_key", "key_pepper", "engine_master")
 SECRET_BYTES = 48
 
 
-def load_environment() -> Home:
+def load_environment() -> tuple[Problem, ...]:
     """Fix `MM_HOME` and fill the environment with remembered settings that it does not have.
 
     Without `MM_HOME` the state is in `var/` of the checkout, wherever the command is typed. A
-    variable that is set to nothing is one that is not set.
+    variable that is set to nothing is one that is not set. Returns the lines that cannot be used.
     """
     if not os.environ.get("MM_HOME"):
         os.environ["MM_HOME"] = str(CHECKOUT / "var")
@@ -48,10 +49,11 @@ def load_environment() -> Home:
         if (path := os.environ.get(f"{name}_FILE")) and name not in os.environ:
             os.environ[name] = _file_value(f"{name}_FILE", Path(path))
     _check_environment()
-    for name, value in read_settings(home).values.items():
+    kept = read_settings(home)
+    for name, value in kept.values.items():
         os.environ.setdefault(name, value)
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "mmadmin.settings")
-    return home
+    return kept.problems
 
 
 def check_settings_file(home: Home) -> None:

@@ -17,7 +17,7 @@ from mmadmin.core.errors import InvalidInput
 from mmadmin.core.home import Ports
 
 if TYPE_CHECKING:
-    from deployments.models import ClientKey
+    from deployments.models import ClientKey, User
 
 app = typer.Typer(no_args_is_help=True, help="Keys with which clients call the API.")
 
@@ -29,26 +29,13 @@ def bare_id(text: str) -> str:
     return text.removeprefix("sk-mm-").split("-", 1)[0]
 
 
-def _as_json(key: ClientKey, spent: tuple[int, int] | None = None) -> dict[str, Any]:
-    used = {} if spent is None else {"used_today": spent[0], "used_this_month": spent[1]}
-    return {
-        "id": key.key_id,
-        "prefix": str(key),
-        "state": key.state,
-        "owner": key.owner,
-        "note": key.note,
-        "deployments": key.deployments,
-        "endpoints": key.endpoints,
-        "rpm": key.rpm,
-        "tpm": key.tpm,
-        "concurrency": key.concurrency,
-        "tokens_per_day": key.tokens_per_day,
-        "tokens_per_month": key.tokens_per_month,
-        "expires_at": key.expires_at,
-        "last_used_at": key.last_used_at,
-        "created_at": key.created_at,
-        **used,
-    }
+def _show_json(person: User, key: ClientKey, **more: Any) -> None:
+    """Print a key as the REST API gives it, and what a command adds."""
+    from deployments import queries
+    from deployments import schemas as s
+
+    spent = queries.budgets(person, [key.key_id])[key.key_id]
+    emit_json(s.KeyOut.of(key, spent).dict() | more)
 
 
 Owner = Annotated[str, typer.Option(help="Who will use it.")]
@@ -150,7 +137,9 @@ def issue(
     )
     base_url = f"{public_gate_url(Ports.from_env())}/v1"
     if as_json:
-        emit_json({"id": key.key_id, "key": text, "base_url": base_url, "owner": key.owner})
+        from deployments import schemas as s
+
+        emit_json(s.NewKeyOut.of_new(key, text).dict() | {"base_url": base_url})
         return
     console.print(f"[bold]{text}[/]  [yellow](shown only now)[/]")
     console.print(f"[dim]OPENAI_BASE_URL={base_url}[/]")
@@ -188,7 +177,9 @@ def list_keys(
     found = queries.keys(person, search=search, state=state or "", page=page)
     spent = queries.budgets(person, [key.key_id for key in found.rows])
     if as_json:
-        emit_json([_as_json(key, spent[key.key_id]) for key in found.rows])
+        from deployments import schemas as s
+
+        emit_json([s.KeyOut.of(key, spent[key.key_id]) for key in found.rows])
         return
     table(
         [
@@ -232,12 +223,13 @@ def show(key: KeyId, *, as_json: JsonFlag = False) -> None:
     from deployments import queries
 
     found = queries.key(person, bare_id(key))
-    spent = queries.budgets(person, [found.key_id])[found.key_id]
     events = queries.key_events(person, found.key_id)
     if as_json:
-        told = [{"at": e.at, "by": str(e.actor or ""), "what": e.summary} for e in events]
-        emit_json(_as_json(found, spent) | {"events": told})
+        from deployments import schemas as s
+
+        _show_json(person, found, events=[s.AuditOut.from_orm(event) for event in events])
         return
+    spent = queries.budgets(person, [found.key_id])[found.key_id]
     console.print(f"[bold]{found}[/]  {styled(found.state)}")
     for name, text in (
         ("owner", found.owner),
@@ -307,7 +299,7 @@ def edit(
         raise InvalidInput("nothing to change", remedy="name a field, for example --rpm 60")
     changed = actions.edit_key(person, bare_id(key), **changes)
     if as_json:
-        emit_json(_as_json(changed))
+        _show_json(person, changed)
     else:
         console.print(
             f"{changed} of {escape(changed.owner)}: {escape(_may_use(changed))}; "
@@ -315,9 +307,9 @@ def edit(
         )
 
 
-def _changed(key: ClientKey, *, as_json: bool) -> None:
+def _changed(person: User, key: ClientKey, *, as_json: bool) -> None:
     if as_json:
-        emit_json(_as_json(key))
+        _show_json(person, key)
     else:
         console.print(f"{key} of {escape(key.owner)} is {styled(key.state)}")
 
@@ -335,9 +327,9 @@ def revoke(key: KeyId, *, as_json: JsonFlag = False) -> None:
     ended = actions.revoke_key(person, bare_id(key))
     who = queries.revoked_by(person, ended.key_id)
     if as_json:
-        emit_json(_as_json(ended) | {"revoked_at": ended.revoked_at, "revoked_by": who})
+        _show_json(person, ended, revoked_at=ended.revoked_at, revoked_by=who)
     elif before is None:
-        _changed(ended, as_json=False)
+        _changed(person, ended, as_json=False)
     else:
         console.print(
             f"{ended} of {escape(ended.owner)} was {styled('revoked')} before: "
@@ -354,7 +346,8 @@ def suspend(key: KeyId, *, as_json: JsonFlag = False) -> None:
     person = actor()
     from deployments import actions
 
-    _changed(actions.suspend_key(person, bare_id(key), True), as_json=as_json)  # noqa: FBT003
+    suspended = actions.suspend_key(person, bare_id(key), True)  # noqa: FBT003
+    _changed(person, suspended, as_json=as_json)
 
 
 @app.command()
@@ -366,7 +359,8 @@ def resume(key: KeyId, *, as_json: JsonFlag = False) -> None:
     person = actor()
     from deployments import actions
 
-    _changed(actions.suspend_key(person, bare_id(key), False), as_json=as_json)  # noqa: FBT003
+    resumed = actions.suspend_key(person, bare_id(key), False)  # noqa: FBT003
+    _changed(person, resumed, as_json=as_json)
 
 
 @app.command()
@@ -389,7 +383,9 @@ def rotate(
     old = fresh.rotated_from
     ends = old.expires_at if old else None
     if as_json:
-        emit_json({"id": fresh.key_id, "key": text, "old_key_expires_at": ends})
+        from deployments import schemas as s
+
+        emit_json(s.NewKeyOut.of_new(fresh, text))
     else:
         console.print(f"[bold]{text}[/]  [yellow](shown only now)[/]")
         console.print(f"{old} keeps working until {when_text(ends)}")

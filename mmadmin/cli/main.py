@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterable, Iterator, MutableMapping
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -20,9 +20,8 @@ from typer.exceptions import TyperException
 from mmadmin.cli.installation import load_environment
 from mmadmin.cli.output import errors, escape, of_the_disk, report
 from mmadmin.cli.parameters import take_as_given
-from mmadmin.cli.settings_file import read_settings
+from mmadmin.cli.settings_file import Problem
 from mmadmin.core.errors import InvalidInput, MmError
-from mmadmin.core.home import Home
 
 RUNNING = "Running it"
 SERVING = "Serving models"
@@ -162,9 +161,9 @@ def options(
     ACTING_AS.set(acting_as)
 
 
-def _warn_of_settings(home: Home) -> None:
+def _warn_of_settings(problems: Iterable[Problem]) -> None:
     """Name the lines that cannot be used; the command goes on without them."""
-    for problem in read_settings(home).problems:
+    for problem in problems:
         errors.print(f"[yellow]warning[/]  {escape(problem.message)}")
         errors.print(f"[dim]→ {escape(problem.remedy)}[/]")
 
@@ -178,9 +177,9 @@ def main() -> None:
     as_json = "--json" in sys.argv
     try:
         os.umask(PRIVATE)
-        home = load_environment()
+        problems = load_environment()
         if not as_json:
-            _warn_of_settings(home)
+            _warn_of_settings(problems)
             app()
         done = app(standalone_mode=False)
         sys.exit(done if isinstance(done, int) else 0)

@@ -114,6 +114,8 @@ def _plain(value: Any) -> Any:
         return asdict(value)
     if isinstance(value, (set, frozenset, tuple)):
         return list(value)
+    if (dump := getattr(value, "model_dump", None)) is not None:  # a schema of the REST API
+        return dump()
     raise TypeError(f"no JSON form for {type(value).__name__}")
 
 

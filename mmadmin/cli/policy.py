@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -44,16 +44,6 @@ RequestId = Annotated[
 ]
 
 
-def _as_json(rule: Rule) -> dict[str, Any]:
-    return {
-        "kind": rule.kind,
-        "pattern": rule.pattern,
-        "allow": rule.allow,
-        "reason": rule.reason,
-        "default": rule.default,
-    }
-
-
 def _effect(rule: Rule) -> str:
     return "[green]allow[/]" if rule.allow else "[red]deny[/]"
 
@@ -69,7 +59,9 @@ def show(*, as_json: JsonFlag = False) -> None:
 
     rows = queries.policy(person)
     if as_json:
-        emit_json([_as_json(row.rule) for row in rows])
+        from deployments import schemas as s
+
+        emit_json([s.RuleOut.of(row.rule) for row in rows])
         return
     table(
         [
@@ -99,7 +91,9 @@ def _set(kind: Kind, pattern: str, reason: str, *, allow: bool, as_json: bool) -
 
     made = actions.set_rule(person, kind, pattern, allow=allow, reason=reason).rule
     if as_json:
-        emit_json(_as_json(made))
+        from deployments import schemas as s
+
+        emit_json(s.RuleOut.of(made))
     else:
         console.print(f"{_effect(made)} {made.kind} [bold]{escape(made.pattern)}[/]")
 
@@ -182,7 +176,9 @@ def check(
         raise typer.BadParameter("give a file, or a kind and one subject")
     rule = queries.decision(person, what[0], what[1])
     if as_json:
-        emit_json({"allowed": rule.allow, "rule": _as_json(rule)})
+        from deployments import schemas as s
+
+        emit_json({"allowed": rule.allow, "rule": s.RuleOut.of(rule)})
     else:
         console.print(f"{_effect(rule)} by the rule {escape(str(rule))}")
     if not rule.allow:
@@ -200,10 +196,9 @@ def requests(*, as_json: JsonFlag = False) -> None:
 
     rows = queries.requests(person).rows
     if as_json:
-        names = ("kind", "pattern", "reason", "state", "answer", "at", "answered_at")
-        emit_json(
-            [{"id": r.pk, "by": str(r.by), **{n: getattr(r, n) for n in names}} for r in rows]
-        )
+        from deployments import schemas as s
+
+        emit_json([s.ExceptionOut.from_orm(row) for row in rows])
         return
     table(
         [
@@ -237,7 +232,9 @@ def _answer(number: int, reason: str, *, grant: bool, as_json: bool) -> None:
 
     asked = actions.answer_request(person, number, grant=grant, reason=reason)
     if as_json:
-        emit_json({"id": asked.pk, "state": asked.state})
+        from deployments import schemas as s
+
+        emit_json(s.ExceptionOut.from_orm(asked))
     else:
         console.print(f"{styled(asked.state)}: {escape(str(asked))}")
 

@@ -7,6 +7,7 @@ database, deployments without the supervisor.
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -24,15 +25,60 @@ from mmadmin.cli.output import (
     when_text,
 )
 from mmadmin.cli.tables import Column, table
+from mmadmin.core.bytes_text import bytes_text
 from mmadmin.core.errors import MmError, NotFound, Unreachable
 from mmadmin.core.home import Home, Ports
 
 if TYPE_CHECKING:
-    from deployments.models import Alarm
+    from deployments.queries import DeploymentRow, GpuRow
     from mmadmin.host.supervisor import ProgramStatus
 
 
-def status_of(home: Home, ports: Ports) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class Status:
+    """What runs and what is live, as far as it is known."""
+
+    home: Home
+    ports: Ports
+    without_socket: int | None
+    """Pid of a supervisor whose socket was removed."""
+    services: list[dict[str, Any]]
+    down: bool
+    """True where this home's engines ran and its supervisor does not."""
+    deployments: list[DeploymentRow]
+    gpus: list[GpuRow]
+    problem: MmError | None
+    """Why the records cannot be read."""
+
+    def state_of(self, row: DeploymentRow) -> str:
+        """A deployment's state; without the supervisor nothing of this host is live."""
+        from django.conf import settings
+
+        here = row.deployment.host.name == settings.HOST_NAME
+        stopped = self.down and here and row.state in ("live", "host away")
+        return "stopped" if stopped else row.state
+
+    def as_json(self) -> dict[str, Any]:
+        """For programs; a deployment as in the REST API."""
+        return {
+            "home": str(self.home.root),
+            "panel_url": installation.panel_url(self.ports),
+            "gate_url": installation.public_gate_url(self.ports),
+            "supervisor": bool(self.services),
+            "without_socket": self.without_socket,
+            "services": self.services,
+            "deployments": [self._deployment(row) for row in self.deployments],
+            "gpus": self.gpus,
+            "database": self.problem.as_json() if self.problem else None,
+        }
+
+    def _deployment(self, row: DeploymentRow) -> dict[str, Any]:
+        from deployments import schemas as s
+
+        return s.DeploymentOut(**s.DeploymentOut.of(row) | {"state": self.state_of(row)}).dict()
+
+
+def status_of(home: Home, ports: Ports) -> Status:
     """What runs and what is live; works while panel, broker and database are down."""
     from mmadmin.host.broker_health import broker_problem
     from mmadmin.host.service_health import silent_services
@@ -44,23 +90,22 @@ def status_of(home: Home, ports: Ports) -> dict[str, Any]:
     if programs and (trouble := broker_problem(os.environ.get("REDIS_URL") or home.broker_url)):
         silent["broker"] = "refuses writes" if trouble.answers else "not answering"
     problem: MmError | None = None
-    deployments: list[dict[str, Any]] = []
+    deployments: list[DeploymentRow] = []
+    gpus: list[GpuRow] = []
     proved: set[tuple[str, int | None]] = set()
+    without_socket = None if programs else supervisor.without_socket()
     try:
-        down = not programs and was_up(home) and supervisor.without_socket() is None
-        deployments = _deployments(down=down)
+        deployments, gpus = _deployments()
         proved = _proved_engines() if deployments and programs else set()
     except Exception as error:
         problem = _of_the_records(error)
         if problem is None:
             raise
-    return {
-        "home": str(home.root),
-        "panel_url": installation.panel_url(ports),
-        "gate_url": installation.public_gate_url(ports),
-        "supervisor": bool(programs),
-        "without_socket": None if programs else supervisor.without_socket(),
-        "services": [
+    return Status(
+        home=home,
+        ports=ports,
+        without_socket=without_socket,
+        services=[
             {
                 "name": program.name,
                 "state": _state(program, proved, silent),
@@ -69,9 +114,11 @@ def status_of(home: Home, ports: Ports) -> dict[str, Any]:
             }
             for program in programs
         ],
-        "deployments": deployments,
-        "database": problem.as_json() if problem else None,
-    }
+        down=not programs and was_up(home) and without_socket is None,
+        deployments=deployments,
+        gpus=gpus,
+        problem=problem,
+    )
 
 
 def _state(
@@ -109,7 +156,7 @@ def _proved_engines() -> set[tuple[str, int | None]]:
     return set(ready.values_list("uid", "pid"))
 
 
-def _deployments(*, down: bool) -> list[dict[str, Any]]:
+def _deployments() -> tuple[list[DeploymentRow], list[GpuRow]]:
     from mmadmin.cli.records import ACTING_AS, actor
 
     try:
@@ -117,43 +164,15 @@ def _deployments(*, down: bool) -> list[dict[str, Any]]:
     except NotFound:
         if ACTING_AS.get():
             raise
-        return []  # not set up to the end: nobody could have deployed anything
-    from django.conf import settings
-
+        return [], []  # not set up to the end: nobody could have deployed anything
     from deployments import queries
 
-    return [
-        {
-            "name": row.deployment.name,
-            "public_name": row.deployment.public_name,
-            "host": row.deployment.host.name,
-            "live_generation": row.live.number if row.live else None,
-            "state": (
-                "stopped"
-                if down
-                and row.state in ("live", "host away")
-                and row.deployment.host.name == settings.HOST_NAME
-                else row.state
-            ),
-            "newest_generation": row.newest.number if row.newest else None,
-            "alarms": [_alarm(alarm) for alarm in row.alarms],
-        }
-        for row in queries.deployments_overview(person)
-    ]
-
-
-def _alarm(alarm: Alarm) -> dict[str, Any]:
-    return {
-        "kind": alarm.kind,
-        "subject": alarm.subject,
-        "message": alarm.message,
-        "generation": alarm.generation.number if alarm.generation else None,
-        "raised_at": alarm.raised_at,
-    }
+    rows = queries.deployments_overview(person)
+    return rows, queries.gpus(person, rows)
 
 
 def status(*, as_json: JsonFlag = False) -> None:
-    """Say what runs, where the panel and the API are, what each deployment serves, open alarms.
+    """Say what runs, where the panel and the API are, what is served, GPUs and open alarms.
 
     Ends with 1 when the database cannot be asked; what is known without it is said all the same.
 
@@ -162,9 +181,11 @@ def status(*, as_json: JsonFlag = False) -> None:
     home, ports = Home.from_env(), Ports.from_env()
     found = status_of(home, ports)
     if as_json:
-        emit_json(found)
-        raise typer.Exit(1 if found["database"] else 0)
-    console.print(f"panel  {found['panel_url']}\nAPI    {found['gate_url']}/v1\n")
+        emit_json(found.as_json())
+        raise typer.Exit(1 if found.problem else 0)
+    console.print(
+        f"panel  {installation.panel_url(ports)}\nAPI    {installation.public_gate_url(ports)}/v1\n"
+    )
     table(
         [
             Column("service", whole=True),
@@ -179,19 +200,18 @@ def status(*, as_json: JsonFlag = False) -> None:
                 str(s["pid"] or ""),
                 seconds_text(s["uptime_s"]) if s["pid"] else "",
             ]
-            for s in found["services"]
+            for s in found.services
         ],
         empty=(
-            f"the supervisor runs (pid {found['without_socket']}), but its socket was removed; it"
+            f"the supervisor runs (pid {found.without_socket}), but its socket was removed; it"
             " makes it again within seconds"
-            if found["without_socket"]
+            if found.without_socket
             else "nothing runs; start it with: mm up"
         ),
     )
     console.print()
-    if found["database"]:
-        known = found["database"]
-        report(Unreachable(known["message"], remedy=known["remedy"]), as_json=False)
+    if found.problem:
+        report(found.problem, as_json=False)
         raise typer.Exit(1)
     table(
         [
@@ -200,26 +220,60 @@ def status(*, as_json: JsonFlag = False) -> None:
             Column("host", drop=2),
             Column("live", whole=True),
             Column("state", whole=True),
+            Column("GPUs", whole=True, drop=3),
         ],
         [
             [
-                escape(d["name"]),
-                escape(d["public_name"]),
-                escape(d["host"]),
-                str(d["live_generation"] or "-"),
-                styled(d["state"]),
+                escape(row.deployment.name),
+                escape(row.deployment.public_name),
+                escape(row.deployment.host.name),
+                str(row.live.number if row.live else "-"),
+                styled(found.state_of(row)),
+                _gpus_of(row),
             ]
-            for d in found["deployments"]
+            for row in found.deployments
         ],
         empty="no deployments; make one with: mm deploy deployments/catalog/smollm2-135m.toml",
     )
-    for deployment in found["deployments"]:
-        for alarm in deployment["alarms"]:
-            number = alarm["generation"]
-            uid = f"{deployment['name']}/{number}" if number else deployment["name"]
+    _show_gpus(found.gpus)
+    for row in found.deployments:
+        for alarm in row.alarms:
+            about = alarm.generation.uid if alarm.generation else row.deployment.name
             console.print(
-                f"\n[red]alarm[/]  [bold]{escape(uid)}[/] {escape(alarm['kind'])}, "
-                f"{escape(alarm['subject'])}: {escape(alarm['message'])} "
-                f"[dim](since {when_text(alarm['raised_at'])})[/]",
+                f"\n[red]alarm[/]  [bold]{escape(about)}[/] {escape(alarm.kind)}, "
+                f"{escape(alarm.subject)}: {escape(alarm.message)} "
+                f"[dim](since {when_text(alarm.raised_at)})[/]",
                 soft_wrap=True,
             )
+
+
+def _gpus_of(row: DeploymentRow) -> str:
+    """The GPUs that its serving engines were given; empty where they were given none by number."""
+    indices = {index for replica in row.serving for index in replica.gpu_indices or ()}
+    return ", ".join(map(str, sorted(indices)))
+
+
+def _show_gpus(gpus: list[GpuRow]) -> None:
+    if not gpus:
+        return
+    console.print()
+    table(
+        [
+            Column("GPU", whole=True, right=True),
+            Column("host", drop=1),
+            Column("name", drop=2),
+            Column("memory free", whole=True, right=True),
+            Column("used by"),
+        ],
+        [
+            [
+                str(gpu.index),
+                escape(gpu.host),
+                escape(gpu.name),
+                f"{bytes_text(gpu.memory_free_bytes)} of {bytes_text(gpu.memory_total_bytes)}",
+                escape(", ".join(f"{h.name} {bytes_text(h.memory_bytes)}" for h in gpu.used_by)),
+            ]
+            for gpu in gpus
+        ],
+        empty="",
+    )

@@ -16,6 +16,7 @@ from mmadmin.cli.tables import Column, table
 from mmadmin.core.bytes_text import bytes_text
 from mmadmin.core.errors import InvalidInput, NotFound
 from mmadmin.core.home import Home
+from mmadmin.core.private_file import write_private
 
 if TYPE_CHECKING:
     from mmadmin.core.store.attestations import SigningKey
@@ -58,9 +59,7 @@ def key(
             raise NotFound("this store has no key yet", remedy="make one: `mm store key NAME`")
         found = SigningKey.generate(name)
         home.secrets.mkdir(parents=True, exist_ok=True, mode=0o700)
-        fd = os.open(home.secrets / "store_key", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with open(fd, "w", encoding="utf-8") as file:  # noqa: PTH123 (a descriptor, 0600)
-            file.write(found.secret_text() + "\n")
+        write_private(home.secrets / "store_key", found.secret_text() + "\n")
     elif name and name != found.name:
         raise InvalidInput(
             f"this store's key is called {found.name}",

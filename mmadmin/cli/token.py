@@ -39,14 +39,9 @@ def token(
         person, note=note, scopes=scope or ["read"], expires_at=expires_at
     )
     if as_json:
-        emit_json(
-            {
-                "user": person.username,
-                "token": text,
-                "scopes": made.scopes,
-                "expires_at": expires_at,
-            }
-        )
+        from deployments import schemas as s
+
+        emit_json(s.NewTokenOut.of_new(made, text).dict() | {"user": person.username})
         return
     end = f"until {when_text(expires_at)}" if expires_at else "without an end"
     console.print(f"[bold]{text}[/]  [yellow](shown only now)[/]")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -56,7 +56,9 @@ def trial(
     else:
         found = _newest(person, name)
     if as_json:
-        emit_json(_json(found))
+        from deployments import schemas as s
+
+        emit_json(s.TrialOut.from_orm(found) if found else None)
     elif found is None:
         console.print(f"{escape(name)} has had no generation on trial")
     else:
@@ -120,23 +122,3 @@ def _words(trial: Trial) -> str:
     if trial.phase:
         return f"{line}: {MESSAGES[Phase(trial.phase)]}"
     return line
-
-
-def _json(trial: Trial | None) -> dict[str, Any] | None:
-    if trial is None:
-        return None
-    return {
-        "id": trial.pk,
-        "deployment": trial.deployment.name,
-        "generation": trial.generation.number,
-        "model": trial.generation.uid,
-        "status": trial.status,
-        "state": trial.state,
-        "phase": trial.phase,
-        "minutes": trial.minutes,
-        "opened_at": trial.opened_at,
-        "ends_at": trial.ends_at,
-        "ending": trial.ending,
-        "reason": trial.reason,
-        "error": trial.error,
-    }

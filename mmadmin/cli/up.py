@@ -99,7 +99,7 @@ def up(
     outcome = first_run.run(home, ports, quiet=as_json) if demo else None
     if as_json:
         emit_json(
-            status_of(home, ports)
+            status_of(home, ports).as_json()
             | {
                 "admin": admin.username,
                 "password": admin.password,

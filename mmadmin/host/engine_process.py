@@ -24,6 +24,7 @@ from mmadmin.core.callbacks import Report, silent
 from mmadmin.core.engines.protocol import LaunchSpec
 from mmadmin.core.errors import InvalidInput, InvalidSpec, ProbeFailed, Unreachable
 from mmadmin.core.home import Home
+from mmadmin.core.private_file import write_private
 from mmadmin.core.process_identity import ProcessIdentity
 from mmadmin.host import process_tree
 from mmadmin.host.facts import gpu_processes
@@ -163,11 +164,7 @@ def write_launch_file(path: Path, launch: LaunchSpec, secret: str) -> None:
         "secret_env": launch.secret_env,
         "secret": secret,
     }
-    scratch = path.with_name(f".{path.name}.{os.getpid()}.{time.monotonic_ns()}")
-    descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        json.dump(data, file)
-    scratch.replace(path)
+    write_private(path, json.dumps(data))
 
 
 def _has_become_engine(pid: int) -> bool:

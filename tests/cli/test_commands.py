@@ -239,6 +239,44 @@ def test_nothing_is_live_where_nothing_runs(served: Deployment, tmp_path: Path) 
     assert (found["state"], found["live_generation"]) == ("stopped", 2)
 
 
+def test_gpus_are_in_the_status(served: Deployment, alice: User) -> None:
+    """Each with its free memory and what holds it; an engine is found by its child process."""
+    gib = 1 << 30
+    served.host.facts = {
+        "gpus": [
+            {
+                "index": 2,
+                "name": "Tesla T4",
+                "memory_total_bytes": 16 * gib,
+                "memory_free_bytes": 5 * gib,
+                "processes": [
+                    {"pid": 701, "memory_bytes": 8 * gib, "ancestors": [700, 1]},
+                    {"pid": 900, "memory_bytes": 2 * gib},
+                ],
+            }
+        ]
+    }
+    served.host.save()
+    Replica.objects.create(
+        uid="tiny-2-0",
+        generation=served.live,
+        host=served.host,
+        state=ReplicaState.READY,
+        pid=700,
+        devices=[{"index": 2, "uuid": "GPU-2"}],
+    )
+    told = " ".join(mm("status").split())
+    assert "2 local Tesla T4 5.0 GiB of 16.0 GiB tiny/2 8.0 GiB, pid 900 2.0 GiB, driver" in told
+    data = mm_json("status")
+    [gpu] = data["gpus"]
+    assert [(h["name"], h["memory_bytes"], h["ours"]) for h in gpu["used_by"]] == [
+        ("tiny/2", 8 * gib, True),
+        ("pid 900", 2 * gib, False),
+        ("driver and other processes", gib, False),
+    ]
+    assert data["deployments"][0]["replicas"][0]["devices"] == [2]
+
+
 def test_open_alarms_are_in_the_status(served: Deployment) -> None:
     """What is not as it should be, about which generation, in words; no more once it is cleared."""
     alarm = Alarm.objects.create(
@@ -284,7 +322,7 @@ def test_rollback_asks_for_a_reason(served: Deployment) -> None:
     done = CliRunner().invoke(app, ["rollback", "tiny"])
     assert done.exit_code == 2
     queued = mm_json("rollback", "tiny", "--reason", "worse answers", "--detach")
-    assert (queued["generation"], queued["kind"], queued["state"]) == (1, "rollback", "queued")
+    assert (queued["target"], queued["kind"], queued["state"]) == (1, "rollback", "queued")
     with pytest.raises(Conflict):
         mm("activate", "tiny", "1", "--detach")
 

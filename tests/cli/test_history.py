@@ -139,21 +139,23 @@ def test_the_story_of_a_generation_says_what_took_how_long(tiny: Deployment) -> 
 
 
 def test_the_story_as_data(tiny: Deployment) -> None:
-    """The same for programs: every step with its seconds, every phase with its moments."""
+    """The same for programs: every step and every phase with its moments."""
     told = mm_json("history", "tiny", "--generation", "2")
-    assert [(s["name"], s["took_s"]) for s in told["builds"][0]["steps"]] == [
-        ("part-0", None),
-        ("part-1", 90.0),
+    assert [(s["name"], s["started_at"], s["ended_at"]) for s in told["builds"][0]["steps"]] == [
+        ("part-0", None, None),
+        ("part-1", "2026-11-30T12:00:00Z", "2026-11-30T12:01:30Z"),
     ]
     assert told["activations"][0]["phases"][0]["phase"] == "probe"
-    assert told["live_spans"] == [["2026-11-30T12:02:05Z", "2026-11-30T14:07:05Z"]]
+    assert told["live_spans"] == [
+        {"since": "2026-11-30T12:02:05Z", "until": "2026-11-30T14:07:05Z"}
+    ]
     assert told["live_s"] == 7500
 
 
 def test_marks_and_pins_are_words_about_a_generation(tiny: Deployment) -> None:
     """They show in the list and can be taken back; each is in the audit log."""
     assert mm("mark", "tiny", "1", "good") == "tiny/1 is marked good\n"
-    assert mm_json("pin", "tiny", "1") == {"deployment": "tiny", "number": 1, "pinned": True}
+    assert mm_json("pin", "tiny", "1")["pinned"] is True
     assert "good, pinned" in mm("history", "tiny")
     assert mm_json("mark", "tiny", "1", "none")["mark"] == ""
     assert mm("pin", "tiny", "1", "--off") == "tiny/1 is not pinned\n"

@@ -97,7 +97,8 @@ def test_a_variable_that_is_set_to_nothing_is_not_set(
 def test_without_mm_home_the_state_is_in_the_checkout(clean_env: pytest.MonkeyPatch) -> None:
     """`mm` finds its state wherever it is typed."""
     clean_env.chdir("/")
-    home = installation.load_environment()
+    installation.load_environment()
+    home = Home.from_env()
     assert home.root == installation.CHECKOUT / "var"
 
 

@@ -77,7 +77,7 @@ def test_a_plug_in_is_planned_built_served_changed_and_rolled_back(
     changes = {row["field"] for row in site.json("diff", NAME, "1", "2")}
     assert any("lanes" in field for field in changes), changes
     back = site.json("rollback", NAME, "--reason", "fewer lanes")
-    assert (back["generation"], back["state"]) == (1, "succeeded")
+    assert (back["target"], back["state"]) == (1, "succeeded")
     assert site.answered(key, NAME) == f"{NAME}/1"
 
     too_wide = site.json("deploy", str(deployment(tmp_path, window=4000)), "--reason", "x", code=1)

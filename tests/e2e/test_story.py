@@ -50,7 +50,7 @@ def test_deploy_change_roll_back(site: Installation, tmp_path: Path) -> None:
     assert any("quantize" in row["field"] for row in changes), changes
 
     back = site.json("rollback", NAME, "--reason", "worse answers")
-    assert (back["generation"], back["kind"], back["state"]) == (1, "rollback", "succeeded")
+    assert (back["target"], back["kind"], back["state"]) == (1, "rollback", "succeeded")
     assert site.answered(key, NAME) == f"{NAME}/1"
     rows = site.json("history", NAME)
     assert [(r["number"], r["state"], r["reason"]) for r in rows] == [
