@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from functools import wraps
-from typing import Any, Literal, cast
+from typing import Annotated, Any, Literal, cast
 
 from django.conf import settings
 from django.contrib.auth.views import redirect_to_login
@@ -265,7 +265,7 @@ def list_measured(request: HttpRequest, name: str, page: int = Query(1, ge=1)) -
 @deployments.get("/{name}/export", response={200: dict[str, Any], **ERRORS})
 def export_history(request: HttpRequest, name: str) -> Any:
     """Its whole history as one document: deployment files, locks, graphs, reports, who and when."""
-    return queries.export_history(who(request), name)
+    return s.history_document(queries.export_history(who(request), name))
 
 
 @deployments.get("/{name}/diff", response={200: list[s.DiffRowOut], **ERRORS})
@@ -768,7 +768,7 @@ def _usage(request: HttpRequest, wanted: s.UsageIn) -> list[dict[str, Any]]:
 
 
 @rest.get("/usage", response={200: list[s.UsageOut], **ERRORS})
-def usage(request: HttpRequest, wanted: Query[s.UsageIn]) -> Any:
+def usage(request: HttpRequest, wanted: Annotated[s.UsageIn, Query()]) -> Any:
     """Sums of the usage records from `since` (else a week before) to `until` (else now)."""
     return _usage(request, wanted)
 
@@ -780,7 +780,7 @@ def usage(request: HttpRequest, wanted: Query[s.UsageIn]) -> Any:
         "responses": {200: {"description": "OK", "content": {"text/csv": {"schema": {}}}}}
     },
 )
-def usage_csv(request: HttpRequest, wanted: Query[s.UsageIn]) -> HttpResponse:
+def usage_csv(request: HttpRequest, wanted: Annotated[s.UsageIn, Query()]) -> HttpResponse:
     """The same sums as CSV."""
     text = queries.usage_csv(_usage(request, wanted), wanted.by)
     return HttpResponse(text, content_type="text/csv; charset=utf-8")

@@ -7,6 +7,7 @@ queries that does not grow with the rows it returns.
 from deployments.queries.catalog import Entry, catalog
 from deployments.queries.gpus import GpuRow, gpus, gpus_of
 from deployments.queries.history import (
+    HistoryExport,
     HistoryRow,
     diff,
     differences,
@@ -67,6 +68,7 @@ __all__ = [
     "DeploymentRow",
     "Entry",
     "GpuRow",
+    "HistoryExport",
     "HistoryRow",
     "MeasuredRow",
     "Page",

@@ -17,6 +17,7 @@ from deployments.models import (
     AuditEvent,
     Build,
     BuildStep,
+    Deployment,
     Generation,
     GenerationReport,
     ReportKind,
@@ -201,14 +202,26 @@ def said(actor: User, name: str, number: int) -> list[AuditEvent]:
     return list(events.select_related("actor")[:PER_PAGE])
 
 
-def export_history(actor: User, name: str) -> dict[str, Any]:
-    """A deployment's whole history as JSON data: what was asked for, pinned, done, by whom, when.
+@dataclass(frozen=True, slots=True)
+class HistoryExport:
+    """Everything that is known of a deployment's generations."""
+
+    deployment: Deployment
+    at: datetime
+    rows: list[HistoryRow]
+    """Oldest first."""
+    builds: Mapping[int, Sequence[Build]]
+    """By the generation's id, oldest first."""
+    activations: list[Activation]
+    reports: Reports
+
+
+def export_history(actor: User, name: str) -> HistoryExport:
+    """A deployment's whole history: what was asked for, pinned, done, by whom, when.
 
     Holds no secret and no usage. The file is complete: with the sources that its locks name, each
     generation can be built again to the same hashes.
     """
-    from mmadmin.core.generations.history_file import HISTORY_FORMAT
-
     require(actor)
     of = deployment_named(name)
     generations = list(
@@ -218,12 +231,17 @@ def export_history(actor: User, name: str) -> dict[str, Any]:
     )
     builds = grouped(
         Build.objects.filter(deployment=of, dry_run=False)
-        .select_related("actor")
+        .select_related("actor", "deployment", "generation__deployment")
+        .defer("spec_toml", "plan", *recorded("generation"))
         .prefetch_related(Prefetch("steps", BuildStep.objects.order_by("position")))
         .order_by("pk"),
         lambda build: build.generation_id,
     )
-    activations = of.activations.select_related("target", "previous", "actor").order_by("pk").all()
+    activations = (
+        of.activations.select_related("deployment", "target", "previous", "actor")
+        .defer(*recorded("target", "previous"))
+        .order_by("pk")
+    )
     found = reports_of((g.pk for g in generations), *ReportKind)
     secretive = _secretive(actor, [g.pk for g in generations])
     shown = {
@@ -232,108 +250,8 @@ def export_history(actor: User, name: str) -> dict[str, Any]:
         }
         for g in generations
     }
-    return {
-        "format": HISTORY_FORMAT,
-        "exported_at": _iso(timezone.now()),
-        "deployment": {
-            "name": of.name,
-            "public_name": of.public_name,
-            "description": of.description,
-            "host": of.host.name,
-            "created_at": _iso(of.created_at),
-        },
-        "generations": [
-            _exported(row, builds[row.generation.pk], shown[row.generation.pk])
-            for row in _history_rows(
-                actor, generations, live_id=of.live_id, reports=found, secretive=secretive
-            )
-        ],
-        "activations": [
-            _exported_job(activation)
-            | {
-                "kind": activation.kind,
-                "mode": activation.mode,
-                "target": activation.target.number if activation.target else None,
-                "previous": activation.previous.number if activation.previous else None,
-                "reason": activation.reason,
-                "phases": activation.phases,
-            }
-            for activation in activations
-        ],
-    }
-
-
-def _exported(
-    row: HistoryRow, builds: Sequence[Build], reports: Mapping[str, Any]
-) -> dict[str, Any]:
-    it = row.generation
-    return {
-        "number": it.number,
-        "parent": it.parent.number if it.parent else None,
-        "author": it.author.get_username(),
-        "reason": it.reason,
-        "created_at": _iso(it.created_at),
-        "built_at": _iso(it.built_at),
-        "state": it.state,
-        "state_reason": it.state_reason,
-        "mark": it.mark,
-        "pinned": it.pinned,
-        "spec_toml": it.spec_toml,
-        "lock": it.lock,
-        "graph": it.graph,
-        "system": it.system,
-        "size_bytes": it.size_bytes,
-        "host_facts": it.host_facts,
-        **{kind.value: reports.get(kind) for kind in ReportKind},
-        "changes": [change.as_json() for change in row.changes],
-        "live_spans": [[_iso(start), _iso(end)] for start, end in row.live_spans],
-        "transitions": [
-            {
-                "before": t.before,
-                "after": t.after,
-                "at": _iso(t.at),
-                "actor": t.actor.get_username() if t.actor else None,
-                "reason": t.reason,
-            }
-            for t in row.transitions
-        ],
-        "builds": [
-            _exported_job(build) | {"steps": [_exported_step(step) for step in build.steps.all()]}
-            for build in builds
-        ],
-    }
-
-
-def _exported_step(step: BuildStep) -> dict[str, Any]:
-    return {
-        "derivation": step.derivation,
-        "recipe": step.recipe,
-        "name": step.name,
-        "state": step.state,
-        "why": step.why,
-        "output": step.output,
-        "size_bytes": step.size_bytes,
-        "started_at": _iso(step.started_at),
-        "ended_at": _iso(step.ended_at),
-        "error": step.error,
-    }
-
-
-def _exported_job(job: Build | Activation) -> dict[str, Any]:
-    return {
-        "id": job.pk,
-        "state": job.state,
-        "actor": job.actor.get_username() if job.actor else None,
-        "attempts": job.attempts,
-        "error": job.error,
-        "created_at": _iso(job.created_at),
-        "started_at": _iso(job.started_at),
-        "ended_at": _iso(job.ended_at),
-    }
-
-
-def _iso(moment: datetime | None) -> str | None:
-    return moment.isoformat() if moment else None
+    rows = _history_rows(actor, generations, live_id=of.live_id, reports=found, secretive=secretive)
+    return HistoryExport(of, timezone.now(), rows, builds, list(activations), shown)
 
 
 def diff(actor: User, name: str, a: int, b: int) -> list[DiffRow]:

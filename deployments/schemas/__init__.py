@@ -37,6 +37,7 @@ from deployments.schemas.deployments import (
     ReportOut,
     TransitionOut,
 )
+from deployments.schemas.export import history_document
 from deployments.schemas.installation import (
     AuditOut,
     CatalogOut,
@@ -131,4 +132,5 @@ __all__ = [
     "UserEditIn",
     "UserIn",
     "UserOut",
+    "history_document",
 ]

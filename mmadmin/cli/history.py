@@ -72,7 +72,10 @@ def history(
     from deployments import queries
 
     if export is not None:
-        _export(queries.export_history(person, name), export, as_json=as_json)
+        from deployments import schemas as s
+
+        document = s.history_document(queries.export_history(person, name))
+        _export(document, export, as_json=as_json)
         return
     if generation is not None:
         row = queries.generation(person, name, generation)

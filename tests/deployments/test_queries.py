@@ -26,6 +26,7 @@ from deployments.models import (
     UsageDay,
     UsageEvent,
 )
+from deployments.schemas import history_document
 from mmadmin.core.errors import NotFound, Refused
 from mmadmin.core.snapshot import Usage
 from tests.deployments.conftest import People
@@ -88,7 +89,7 @@ READS: list[tuple[str, int, Any]] = [
     ("deployment", 10, lambda p: queries.deployment(p.carol, "d0")),
     ("history", 9, lambda p: queries.history(p.carol, "d0")),
     ("generation", 8, lambda p: queries.generation(p.carol, "d0", 2)),
-    ("export_history", 12, lambda p: queries.export_history(p.carol, "d0")),
+    ("export_history", 11, lambda p: queries.export_history(p.carol, "d0")),
     ("measured", 4, lambda p: queries.measured(p.carol, "d0")),
     ("diff", 4, lambda p: queries.diff(p.carol, "d0", 1, 2)),
     ("builds", 2, lambda p: [(b.deployment, b.generation) for b in queries.builds(p.carol).rows]),
@@ -299,7 +300,7 @@ def test_roles(people: People, host: Host) -> None:
 def test_the_export_tells_everything(people: People, host: Host) -> None:
     """Plain JSON: generations with files, changes and spans, activations, who and when."""
     fill(people, host, 1, 2)
-    data = json.loads(json.dumps(queries.export_history(people.carol, "d0")))
+    data = json.loads(json.dumps(history_document(queries.export_history(people.carol, "d0"))))
     first, second = data["generations"]
     assert (first["number"], second["parent"], second["author"]) == (1, 1, "bob")
     assert second["changes"] == [
@@ -315,7 +316,8 @@ def test_the_export_tells_everything(people: People, host: Host) -> None:
     ]
     assert [step["derivation"] for step in second["builds"][0]["steps"]] == ["0" * 64]
     assert first["spec_toml"].startswith('name = "d0"')
-    assert first["live_spans"][0][1] == (START + timedelta(hours=1, minutes=30)).isoformat()
+    ended = datetime.fromisoformat(first["live_spans"][0]["until"])
+    assert ended == START + timedelta(hours=1, minutes=30)
     assert [a["target"] for a in data["activations"]] == [1, 2]
 
 

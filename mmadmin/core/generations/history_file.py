@@ -1,6 +1,6 @@
 """An exported history: what is needed of it to have a generation again on another machine.
 
-`mm history NAME --export FILE` writes it, `deployments.queries.export_history` makes it.
+`mm history NAME --export FILE` writes it, `deployments.schemas.history_document` makes it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from mmadmin.core.errors import (
     SourceUnavailable,
 )
 
-HISTORY_FORMAT = 1
+HISTORY_FORMAT = 2
+READABLE = (1, HISTORY_FORMAT)
+"""Format 1 had other names for times; what is read here is the same in both."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +53,9 @@ def recorded_generation(text: str, number: int, where: str) -> RecordedGeneratio
     """
     try:
         data: Any = json.loads(text)
-        if data["format"] != HISTORY_FORMAT:
+        if data["format"] not in READABLE:
             raise InvalidInput(
-                f"{where} has format {data['format']!r}, this version reads {HISTORY_FORMAT}",
+                f"{where} has format {data['format']!r}, this version reads 1 to {HISTORY_FORMAT}",
                 remedy="export it again with this version",
             )
         name = str(data["deployment"]["name"])

@@ -35,9 +35,10 @@ def written(**other: Any) -> str:
     return json.dumps(data | other)
 
 
-def test_a_generation_is_read_back_with_all_its_steps() -> None:
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_generation_is_read_back_with_all_its_steps(version: int) -> None:
     """The very derivations that were recorded, and what they came out as."""
-    found = recorded_generation(written(), 1, "h.json")
+    found = recorded_generation(written(format=version), 1, "h.json")
     assert (found.uid, found.system) == ("smol/1", SYSTEM)
     assert found.goal == GOAL
     assert found.fields["state"] == "live"
@@ -48,7 +49,7 @@ def test_a_generation_is_read_back_with_all_its_steps() -> None:
     [
         (written(), 3, NotFound, "h.json has no generation 3 of smol"),
         (written(), 2, Conflict, "smol/2 was never built: it is failed"),
-        (written(format=2), 1, InvalidInput, "has format 2, this version reads 1"),
+        (written(format=3), 1, InvalidInput, "has format 3, this version reads 1 to 2"),
         (written(deployment=None), 1, InvalidInput, "is not an exported history"),
         ("{}", 1, InvalidInput, "is not an exported history"),
         ("[]", 1, InvalidInput, "is not an exported history"),
