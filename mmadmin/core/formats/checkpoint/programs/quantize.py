@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 import transformers
+from compressed_tensors.offload import remove_dispatch
 from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 from llmcompressor import oneshot
 from llmcompressor.core import LifecycleCallbacks
@@ -285,6 +286,7 @@ def quantize(request: Mapping[str, Any]) -> dict[str, Any]:
     modifier = modifier_of(request, ignore)
     say(f"starting {type(modifier).__name__} on {type(text).__name__}: {request['scheme']}")
     oneshot(model=text, tokenizer=tokenizer, recipe=modifier, **data)
+    remove_dispatch(text)  # back from the GPU, if any, to where the rest of the model is
     quantized = time.monotonic()
     modify_save_pretrained(model)
     if not getattr(model.save_pretrained, "_overridden", False):
