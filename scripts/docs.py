@@ -122,6 +122,10 @@ def field_rows(fields: list[Any]) -> Iterator[str]:
         yield f"| `{field['name']}` | {kind} | {shown} | {words} |"
 
 
+OF_ENGINES = ("engine", "model", "serve")
+"""Tables whose fields are an engine's own."""
+
+
 def deployment_file() -> str:
     """docs/deployment-file.md."""
     lines = ["# The deployment file", "", NOTE]
@@ -133,10 +137,10 @@ def deployment_file() -> str:
         description: Any = describe_spec(kind)
         for section in description["sections"]:
             name = section["name"]
-            if kind != sorted(engines())[0] and name != "serve":
+            if kind != sorted(engines())[0] and name not in OF_ENGINES:
                 continue
             title = f"`[{name}]`" if name else "At the top"
-            title += f" of {kind}" if name == "serve" else ""
+            title += f" of {kind}" if name in OF_ENGINES else ""
             lines += [f"## {title}", "", section["help"], "", *field_rows(section["fields"]), ""]
     lines += ["## Template patches", ""]
     for kind, fields in describe_spec()["patches"].items():  # type: ignore[union-attr]

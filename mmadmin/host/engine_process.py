@@ -45,6 +45,9 @@ PRIORITY = 15
 streams while the engines still run."""
 HELP_S = 60.0
 """What a built engine may take to list its options."""
+LINES_OF_A_START = 1000
+"""Lines of a log that are searched for what ended an engine."""
+CAUSE_CHARACTERS = 600
 PROJECT = Path(__file__).resolve().parent.parent.parent
 
 
@@ -199,15 +202,29 @@ def wait_for_process(home: Home, uid: str, *, timeout_s: float = LAUNCH_S) -> Pr
     raise failed_probe(home, uid, "process", f"it did not start within {timeout_s:.0f} s")
 
 
-def failed_probe(home: Home, uid: str, probe: str, why: str) -> ProbeFailed:
+def failed_probe(
+    home: Home, uid: str, probe: str, why: str, launch: LaunchSpec | None = None
+) -> ProbeFailed:
     """Why an engine is not what it should be, with the last lines of its log."""
     log = home.engine_log(uid)
     tail = log_tail(log)
     last = next((line for line in reversed(tail) if line.strip()), "")
     message = f"the engine {uid} failed its probe: {why}"
-    if probe == "process" and last:
+    if probe == "process" and (cause := _cause_of_end(log, launch)):
+        message += f": {cause[:CAUSE_CHARACTERS]}"
+    elif probe == "process" and last:
         message += f"; its last line: {last.strip()[:300]}"
     return ProbeFailed(message, remedy=f"read {log}", probe=probe, log_tail=[*tail])
+
+
+def _cause_of_end(log: Path, launch: LaunchSpec | None) -> str:
+    """What this kind of engine logged about its end, since it was started last; empty = nothing."""
+    read = launch.questions.cause_of_end if launch else None
+    if read is None:
+        return ""
+    lines = log_tail(log, LINES_OF_A_START)
+    starts = [n for n, line in enumerate(lines) if line.startswith("mmadmin: starting ")]
+    return read(lines[starts[-1] + 1 :] if starts else lines)
 
 
 def status(home: Home, uid: str) -> ProgramStatus | None:

@@ -272,9 +272,7 @@ def _proved(launch: LaunchSpec, ready: Ready) -> list[ProbeRow]:
     messages = {
         "identity": f"process {ready.process.pid} serves {ready.alias}",
         "secret": "a wrong secret is refused" if questions.guarded else None,
-        "context": f"{ready.slots} slots of {ready.context_per_slot} tokens"
-        if questions.context
-        else None,
+        "context": _context_words(ready) if questions.context else None,
         "completion": f"it said {ready.completion!r}",
     }
     return [
@@ -283,6 +281,11 @@ def _proved(launch: LaunchSpec, ready: Ready) -> list[ProbeRow]:
         else ProbeRow(name, "passed", message, required=True)
         for name in ALWAYS_REQUIRED
     ]
+
+
+def _context_words(ready: Ready) -> str:
+    tokens = f"{ready.context_per_slot} tokens"
+    return f"{ready.slots} slots of {tokens}" if ready.slots else f"{tokens} a request"
 
 
 def _ask(session: _Session, name: str) -> ProbeRow:

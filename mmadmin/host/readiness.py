@@ -82,7 +82,7 @@ def wait_ready(
     """
     began = time.monotonic()
     give_up = began + (launch.load_deadline_s if deadline_s is None else deadline_s)
-    watch = _Watch(home, uid)
+    watch = _Watch(home, uid, launch)
     reported, look_at = "", began
     with EngineClient(launch, secret) as client:
         while True:
@@ -128,9 +128,10 @@ def _state(client: EngineClient, launch: LaunchSpec) -> str | None:
 class _Watch:
     """One engine's process, as the supervisor and the system see it."""
 
-    def __init__(self, home: Home, uid: str) -> None:
+    def __init__(self, home: Home, uid: str, launch: LaunchSpec) -> None:
         self._home = home
         self._uid = uid
+        self._launch = launch
         self._supervisor = Supervisor(home)
         self.process: ProcessIdentity | None = None
 
@@ -164,7 +165,7 @@ class _Watch:
 
     def failed(self, probe: str, message: str) -> ProbeFailed:
         """The failure, with the log's last lines."""
-        return failed_probe(self._home, self._uid, probe, message)
+        return failed_probe(self._home, self._uid, probe, message, self._launch)
 
 
 def _prove(client: EngineClient, launch: LaunchSpec, watch: _Watch, after_s: float) -> Ready:
@@ -238,12 +239,13 @@ def _check_context(client: EngineClient, launch: LaunchSpec, watch: _Watch) -> C
         found = client.ask(questions.context)
     except Unanswered as error:
         raise watch.failed("context", str(error)) from error
-    if expect.slots and found.slots != expect.slots:
+    if expect.slots and found.slots and found.slots != expect.slots:
         raise watch.failed("context", f"it has {found.slots} slots, planned were {expect.slots}")
     tokens, planned = found.tokens_per_slot, expect.context_per_slot
     if planned and not planned <= tokens < planned + questions.context_grain:
+        subject = "a slot" if found.slots else "a request"
         raise watch.failed(
-            "context", f"a slot has {tokens} tokens of context, planned were {planned}"
+            "context", f"{subject} has {tokens} tokens of context, planned were {planned}"
         )
     return found
 

@@ -57,6 +57,7 @@ class Context:
     """How many requests the engine takes at once, and the tokens that each may use."""
 
     slots: int
+    """0 = it does not tell."""
     tokens_per_slot: int
 
 
@@ -111,6 +112,8 @@ class Questions:
     """Fields of a chat request that ask for an answer without reasoning."""
     unknown_options: Callable[[Sequence[str], str], Sequence[str]] | None = None
     """Options of a command that the program does not have, by its help text."""
+    cause_of_end: Callable[[Sequence[str]], str] | None = None
+    """The error in the last lines of its log that ended it; empty = none of them says."""
     own_environment: Sequence[str] = ()
     """Prefixes of environment variables that would change the engine behind its command."""
     keeps_command: bool = True

@@ -317,7 +317,7 @@ RULES: tuple[Rule, ...] = (
         "fp8-cache-needs-sm89",
         "refuse",
         "an FP8 K/V cache needs compute capability 8.9; the GPU has {sm}",
-        'set the cache type to "auto" or 16 bits',
+        'set the cache type to 16 bits ("bfloat16" or "float16")',
         f"{_W4A16_CARD}; Triton's fp8e4nv type is not compiled below 8.9",
         lambda c: c.cache_type.startswith("fp8") and _below(c, ADA),
         engine="vllm",

@@ -76,7 +76,15 @@ class Pool:
         return self.tokens * 1000 // max(self.max_model_len, 1)
 
 
-def predict_vllm(checkpoint: Checkpoint, run: VllmRun, device: Device) -> Pool:
+def token_bytes(checkpoint: Checkpoint, run: VllmRun) -> int:
+    """Bytes of the K/V cache for one token, on each rank."""
+    kv_heads = max(checkpoint.kv_heads // run.tensor_parallel, 1)
+    return 2 * checkpoint.layers * kv_heads * checkpoint.head_size * run.cache_bytes
+
+
+def predict_vllm(
+    checkpoint: Checkpoint, run: VllmRun, device: Device, calibration: Calibration | None = None
+) -> Pool:
     """The division of one of `tensor_parallel` like GPUs.
 
     Raises `InvalidSpec` when the heads do not divide among the ranks.
@@ -89,7 +97,7 @@ def predict_vllm(checkpoint: Checkpoint, run: VllmRun, device: Device) -> Pool:
             field="serve.tensor_parallel_size",
         )
     budget = int(device.total_bytes * run.utilization)
-    context = Calibration().context(device.architecture)
+    context = (calibration or Calibration()).context(device.architecture)
     widest = max(checkpoint.hidden, 2 * checkpoint.feed_forward // ranks)
     parts = {
         "weights": -(-checkpoint.weight_bytes // ranks),
@@ -98,9 +106,7 @@ def predict_vllm(checkpoint: Checkpoint, run: VllmRun, device: Device) -> Pool:
         "context": context + (NCCL_BYTES if ranks > 1 else 0),
     }
     left = max(budget - sum(parts.values()), 0)
-    kv_heads = max(checkpoint.kv_heads // ranks, 1)
-    per_token = 2 * checkpoint.layers * kv_heads * checkpoint.head_size * run.cache_bytes
-    tokens = left // per_token // BLOCK_TOKENS * BLOCK_TOKENS
+    tokens = left // token_bytes(checkpoint, run) // BLOCK_TOKENS * BLOCK_TOKENS
     return Pool({**parts, "cache": left}, tokens, run.max_model_len)
 
 
