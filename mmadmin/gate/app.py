@@ -114,7 +114,7 @@ class Gate:
             )
             await self._refuse(request, broken, dialect, send, outcome="failed")
         finally:
-            request.forget_connection()
+            request.engine.disconnect()
             self.traffic.drop_body(request)
             self.traffic.requests.pop(request.request_id, None)
             if not request.settled:
@@ -136,7 +136,7 @@ class Gate:
         if endpoint.body == "json":
             payload = payload_of(body)
             name = payload.get("model")
-            request.streamed = endpoint.streams and payload.get("stream") is True
+            request.response.streamed = endpoint.streams and payload.get("stream") is True
         else:
             name = model_of_form(body)
         route = self._route(request, endpoint, key, name)
@@ -147,9 +147,9 @@ class Gate:
                 "Use a key that may, or ask for access.",
                 reason="endpoint_not_allowed",
             )
-        request.body, hide_usage = (b"", body), False
-        if request.streamed and endpoint.asks_usage:
-            request.body, hide_usage = with_usage(body, payload)
+        request.body.parts, hide_usage = (b"", body), False
+        if request.response.streamed and endpoint.asks_usage:
+            request.body.parts, hide_usage = with_usage(body, payload)
         answers = request.answers = answers_asked(endpoint, route, payload)
         return Exchange(
             request=request,
@@ -158,7 +158,7 @@ class Gate:
             route=route,
             hide_usage=hide_usage,
             reports=answers if route.answers.usage_of_one else 1,
-            tokens=worst_case(endpoint, route, request.body_bytes, payload, answers),
+            tokens=worst_case(endpoint, route, request.body.size_bytes, payload, answers),
             passed_on=head.passed_on,
             send=send,
         )
@@ -206,7 +206,7 @@ class Gate:
                 raise Gone
             part: bytes = message.get("body", b"")
             self.traffic.hold_body(request, len(part))
-            if request.body_bytes > limit:
+            if request.body.size_bytes > limit:
                 raise too_large(limit)
             if self.traffic.body_bytes > limit * BODIES_AT_ONCE:
                 raise Refusal(
@@ -294,7 +294,7 @@ class Gate:
         refused = self.traffic.metrics.refusals
         refused[name, reason] = refused.get((name, reason), 0) + 1
         self.traffic.settle(request, refusal.status, outcome)
-        if request.head_sent:
+        if request.response.head_sent:
             event = refusal.event(dialect, request.request_id)
             await send({"type": "http.response.body", "body": event, "more_body": False})
             return
@@ -308,7 +308,7 @@ class Gate:
 
     async def _stopped(self, request: Request, dialect: Dialect, send: Send) -> None:
         """The task was cancelled: by `Request.stop`, or because the server stops."""
-        request.forget_connection()
+        request.engine.disconnect()
         why = request.stopped
         if why is None:  # the event loop ends: nothing can be sent any more
             self.traffic.settle(request, CLIENT_LEFT, "failed")
@@ -337,7 +337,7 @@ class Gate:
                 reason="body_timeout",
             )
             ending.headers.append((b"connection", b"close"))
-        elif request.waiting:
+        elif request.entry.waiting:
             ending = Refusal(
                 503,
                 "The request waited too long in the queue. Retry in 10 seconds.",

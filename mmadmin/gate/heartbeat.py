@@ -68,12 +68,13 @@ class Heartbeat:
     def _look_at(self, request: Request, now: float) -> None:
         if request.settled:
             return
+        response = request.response
         if request.receive is not None and request.watcher is None:
             request.watcher = asyncio.create_task(watch(request, request.receive))
         if now > request.deadline:
             request.stop(Stop.DEADLINE)
-        elif request.streamed and now - request.last_sent >= self._traffic.settings.silence_s:
-            request.last_sent = now
+        elif response.streamed and now - response.last_sent >= self._traffic.settings.silence_s:
+            response.last_sent = now
             request.wake_for_comment()
 
     async def _every_second(self) -> None:
@@ -141,9 +142,9 @@ def live(traffic: Traffic) -> dict[str, object]:
                 "generation": request.generation_uid,
                 "endpoint": request.endpoint.name if request.endpoint else "",
                 "state": request.state,
-                "stream": request.streamed,
+                "stream": request.response.streamed,
                 "age_s": round(now - request.started, 1),
-                "events": request.tap.events if request.tap else 0,
+                "events": request.response.tap.events if request.response.tap else 0,
             }
             for request in list(traffic.requests.values())[:LIVE_SHOWN]
         ],

@@ -76,8 +76,9 @@ class Relay:
     async def serve(self, exchange: Exchange) -> None:
         """One request, whole."""
         request, endpoint, traffic = exchange.request, exchange.endpoint, self._traffic
+        response = request.response
         if traffic.limiter.limits(exchange.key):
-            request.reservation, request.limit_headers = await traffic.limiter.reserve(
+            request.reservation, response.limit_headers = await traffic.limiter.reserve(
                 exchange.key, exchange.tokens
             )
         if endpoint.takes_slot or exchange.route.mode == "hold":
@@ -86,17 +87,17 @@ class Relay:
         traffic.drop_body(request)
         kind, headers = passed_headers(connection)
         is_stream = kind.startswith(EVENT_STREAM)
-        if connection.status >= REFUSED or (request.head_sent and not is_stream):
+        if connection.status >= REFUSED or (response.head_sent and not is_stream):
             answer = await connection.read_whole()
             _give_back(request, connection, upstream)
             errors = (request.route or exchange.route).errors
             raise refusal_of_response(connection.status, connection.headers, answer, errors)
-        request.streamed = is_stream
+        response.streamed = is_stream
         headers += traffic.generation_headers(request)
-        headers += queue_headers(request)
-        headers += request.limit_headers
+        headers += queue_headers(request.entry)
+        headers += response.limit_headers
         if is_stream:
-            tap = request.tap = SseTap(
+            tap = response.tap = SseTap(
                 hide_usage=exchange.hide_usage, dialect=endpoint.dialect, reports=exchange.reports
             )
             await self._stream(exchange, connection, upstream, tap, headers)
@@ -110,14 +111,15 @@ class Relay:
     async def _enter_queue(self, exchange: Exchange) -> None:
         """Wait to be admitted; a stream's client gets comments meanwhile."""
         request, route, traffic = exchange.request, exchange.route, self._traffic
+        entry = request.entry
         queue = traffic.queues.get(route.queue_name)
         if queue is None:  # the route went while the limits were looked up
             raise not_served(request.model)
-        request.slots = max(1, min(request.answers, queue.capacity))
-        if queue.try_enter(request.slots):
-            request.queue = queue
+        entry.slots = max(1, min(request.answers, queue.capacity))
+        if queue.try_enter(entry.slots):
+            entry.queue = queue
             return
-        place = Place(exchange.key.key_id, request.wake, request.slots)
+        place = Place(exchange.key.key_id, entry.wake, entry.slots)
         try:
             queue.wait(place)
         except QueueFull:
@@ -130,19 +132,19 @@ class Relay:
                 retry_after_s=retry_after_s,
             )
             raise full from None
-        request.queue, request.place = queue, place
+        entry.queue, entry.place = queue, place
         arrived = time.monotonic()
         limit = arrived + traffic.settings.queue_timeout_s
         if route.mode == "hold":
             limit = max(limit, arrived + route.hold_until - time.time())
         whole_limit, request.deadline = request.deadline, limit
         while not place.admitted:
-            request.waiter = asyncio.get_running_loop().create_future()
-            await request.waiter
-            request.waiter = None
+            entry.waiter = asyncio.get_running_loop().create_future()
+            await entry.waiter
+            entry.waiter = None
             if not place.admitted:
                 await self._comment(exchange)
-        request.queued_s = time.monotonic() - arrived
+        entry.waited_s = time.monotonic() - arrived
         request.deadline = max(whole_limit, time.monotonic() + traffic.settings.request_timeout_s)
 
     # the engine
@@ -163,7 +165,7 @@ class Relay:
         """Send the request and wait for the head of the response."""
         request = exchange.request
         connection, upstream = await self._connect(exchange)
-        first, body = request.body
+        first, body = request.body.parts
         head = b"POST %b HTTP/1.1\r\n%bContent-Length: %d\r\nX-Request-Id: %b\r\n%b\r\n%b" % (
             exchange.endpoint.upstream.encode(),
             upstream.head,
@@ -183,12 +185,12 @@ class Relay:
             else:
                 return connection, upstream
             # a kept connection that the engine closed just now: the request was not read
-            request.connection = None
+            request.engine.connection = None
             try:
                 connection = await upstream.fresh_connection()
             except ConnectFailed:
                 raise upstream_lost() from None
-            request.connection = connection
+            request.engine.connection = connection
             connection.send(head, body)
 
     async def _connect(self, exchange: Exchange) -> tuple[Connection, Upstream]:
@@ -207,7 +209,7 @@ class Relay:
             tries += 1
             traffic.take(request, upstream)
             try:
-                connection = request.connection = await upstream.connection()
+                connection = request.engine.connection = await upstream.connection()
             except ConnectFailed:
                 tried.add(upstream.uid)
                 traffic.release(request)
@@ -222,22 +224,23 @@ class Relay:
     ) -> None:
         """A JSON response: read, recorded, sent."""
         request, status = exchange.request, connection.status
+        response = request.response
         try:
             answer = await connection.read_whole()
         except AnswerLost:
             raise upstream_lost() from None
-        request.first_at = time.monotonic()
+        response.first_at = time.monotonic()
         _give_back(request, connection, upstream)
         encoding = next((v for n, v in headers if n == b"content-encoding"), b"")
-        request.tokens = tokens_of_answer(answer, encoding)
-        if request.tokens and exchange.endpoint.streams and exchange.reports > 1:
-            request.tokens = tokens_of_answers(
-                request.tokens, answer, request.body_bytes, exchange.tokens
+        response.tokens = tokens_of_answer(answer, encoding)
+        if response.tokens and exchange.endpoint.streams and exchange.reports > 1:
+            response.tokens = tokens_of_answers(
+                response.tokens, answer, request.body.size_bytes, exchange.tokens
             )
         self._traffic.settle(request, status, "ok")
         headers.append((b"content-length", str(len(answer)).encode()))
         await exchange.send({"type": "http.response.start", "status": status, "headers": headers})
-        request.head_sent = True
+        response.head_sent = True
         await exchange.send({"type": "http.response.body", "body": answer})
 
     async def _bytes(
@@ -245,11 +248,12 @@ class Relay:
     ) -> None:
         """Anything else (audio): passed on as it comes."""
         request, send, status = exchange.request, exchange.send, connection.status
+        response = request.response
         await send({"type": "http.response.start", "status": status, "headers": headers})
-        request.head_sent = True
+        response.head_sent = True
         try:
             while data := await connection.read():
-                request.first_at = request.first_at or time.monotonic()
+                response.first_at = response.first_at or time.monotonic()
                 await send({"type": "http.response.body", "body": data, "more_body": True})
         except AnswerLost:
             self._traffic.settle(request, status, "failed")
@@ -268,10 +272,11 @@ class Relay:
     ) -> None:
         """Events, byte for byte."""
         request, send, status = exchange.request, exchange.send, connection.status
-        if not request.head_sent:
+        response = request.response
+        if not response.head_sent:
             headers = [pair for pair in headers if pair[0] not in _SET_FOR_STREAMS] + _UNBUFFERED
             await send({"type": "http.response.start", "status": status, "headers": headers})
-            request.head_sent = True
+            response.head_sent = True
         now = time.monotonic
         try:
             while True:
@@ -283,13 +288,13 @@ class Relay:
                 if not data:
                     break
                 out = tap.feed(data)
-                if not request.first_at and tap.events:
-                    request.first_at = now()
+                if not response.first_at and tap.events:
+                    response.first_at = now()
                 if tap.ended and not request.settled:
                     self._traffic.settle(request, status, "failed" if tap.failed else "ok")
                 if out:
                     await send({"type": "http.response.body", "body": out, "more_body": True})
-                    request.last_sent = now()
+                    response.last_sent = now()
         except AnswerLost:
             raise upstream_lost() from None
         tail = tap.finish()
@@ -305,24 +310,25 @@ class Relay:
     async def _comment(self, exchange: Exchange) -> None:
         """Break the silence of a stream, so that proxies and clients see it is alive."""
         request, send = exchange.request, exchange.send
-        if not request.streamed:
+        response = request.response
+        if not response.streamed:
             return
-        if not request.head_sent:
-            if request.upstream is None:  # which generation will answer is not known yet
+        if not response.head_sent:
+            if request.engine.upstream is None:  # which generation will answer is not known yet
                 request.generation_uid = ""
             headers = [*_STREAM_HEAD, *_UNBUFFERED, *self._traffic.generation_headers(request)]
-            headers += queue_headers(request)
-            headers += request.limit_headers
+            headers += queue_headers(request.entry)
+            headers += response.limit_headers
             await send({"type": "http.response.start", "status": OK, "headers": headers})
-            request.head_sent = True
+            response.head_sent = True
         await send({"type": "http.response.body", "body": COMMENT, "more_body": True})
-        request.last_sent = time.monotonic()
+        response.last_sent = time.monotonic()
 
 
 def _give_back(request: Request, connection: Connection, upstream: Upstream) -> None:
     """The exchange ended well: the connection may serve another."""
-    if request.connection is connection:
-        request.connection = None
+    if request.engine.connection is connection:
+        request.engine.connection = None
         upstream.give_back(connection)
 
 

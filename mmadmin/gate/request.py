@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
@@ -15,7 +16,7 @@ from mmadmin.gate.sse import SseTap
 from mmadmin.gate.tokens import Tokens
 from mmadmin.gate.upstream import Connection, Upstream
 
-Body = tuple[bytes, bytes | bytearray | memoryview]
+BodyParts = tuple[bytes, bytes | bytearray | memoryview]
 """What goes to the engine: a beginning, and the rest, which is not copied."""
 
 
@@ -33,49 +34,103 @@ class Stop(Enum):
     STOPPING = "the gate is stopping"
 
 
-class Request:
-    """What is known of a request so far; owned by the task that serves it.
+@dataclass(slots=True)
+class RequestBody:
+    """What the client sent."""
 
-    Fields stay empty until their stage: a request that is refused early has no route, and one that
-    waits in the queue has no upstream. Code that needs them all works on an `Exchange`.
+    parts: BodyParts = (b"", b"")
+    """What goes to the engine; dropped once its response begins."""
+    size_bytes: int = 0
+    held_bytes: int = 0
+    """Of that, what is in memory."""
+
+
+@dataclass(slots=True)
+class QueueEntry:
+    """Its way through the queue of its deployment."""
+
+    queue: Queue | None = None
+    """Set while the request counts there, waiting or admitted."""
+    place: Place | None = None
+    """Set when it had to wait."""
+    slots: int = 1
+    """How many of the engine's slots it takes."""
+    waited_s: float = 0.0
+    waiter: asyncio.Future[None] | None = None
+
+    @property
+    def waiting(self) -> bool:
+        """Whether it waits to be admitted."""
+        return self.place is not None and not self.place.admitted
+
+    def wake(self) -> None:
+        """Resume the task that waits in the queue: it was admitted, or a comment is due."""
+        if self.waiter is not None and not self.waiter.done():
+            self.waiter.set_result(None)
+
+
+@dataclass(slots=True)
+class EngineLink:
+    """The replica that answers it; empty before one is chosen."""
+
+    upstream: Upstream | None = None
+    connection: Connection | None = None
+
+    def disconnect(self) -> None:
+        """Close the engine's connection now, if there is one."""
+        if self.connection is not None:
+            self.connection.abort()
+            self.connection = None
+
+
+@dataclass(slots=True)
+class Response:
+    """What the client has been sent."""
+
+    last_sent: float
+    """When the last bytes went; at first, when the request came."""
+    streamed: bool = False
+    """Whether it is a stream of events: as was asked for, then as the engine answers."""
+    head_sent: bool = False
+    first_at: float = 0.0
+    """When the engine's first event or byte came; 0 = not yet."""
+    tap: SseTap | None = None
+    tokens: Tokens | None = None
+    limit_headers: list[tuple[bytes, bytes]] = field(default_factory=list)
+    """Headers that tell the client what is left of its limits."""
+
+
+class Request:
+    """A request that the gate works on; owned by the task that serves it.
+
+    Who asks for what is filled in while it is admitted (a refused one may have no route). Each
+    later stage keeps its state in an object of its own, which starts empty. Code that needs key,
+    endpoint and route works on an `Exchange`.
     """
 
     __slots__ = (
         "answers",
         "body",
-        "body_bytes",
         "client",
         "client_request_id",
-        "connection",
         "deadline",
         "endpoint",
-        "first_at",
+        "engine",
+        "entry",
         "generation",
         "generation_uid",
-        "head_sent",
-        "held_bytes",
         "key",
-        "last_sent",
-        "limit_headers",
         "model",
         "path",
-        "place",
-        "queue",
-        "queued_s",
         "receive",
         "request_id",
         "reservation",
+        "response",
         "route",
         "settled",
-        "slots",
         "started",
         "stopped",
-        "streamed",
-        "tap",
         "task",
-        "tokens",
-        "upstream",
-        "waiter",
         "watcher",
     )
 
@@ -85,55 +140,42 @@ class Request:
         self.client = client
         self.client_request_id = ""
         self.started = time.monotonic()
+        # who asks for what
         self.endpoint: Endpoint | None = None
         self.key: KeyRecord | None = None
         self.model = ""
         self.route: Route | None = None
         self.generation = 0
         self.generation_uid = ""
-        self.streamed = False
-        self.body: Body = (b"", b"")
-        """What goes to the engine; dropped once its response begins."""
-        self.body_bytes = 0
-        self.held_bytes = 0
-        """Bytes of the body that are in memory."""
         self.answers = 1
         """How many answers it asks for."""
-        self.slots = 1
-        """How many of the engine's slots it takes."""
-        self.queued_s = 0.0
-        self.first_at = 0.0
-        self.last_sent = self.started
+        self.reservation: Reservation | None = None
+        # the stages
+        self.body = RequestBody()
+        self.entry = QueueEntry()
+        self.engine = EngineLink()
+        self.response = Response(last_sent=self.started)
+        # how it ends
+        self.task: asyncio.Task[Any] | None = None
         self.deadline = 0.0
-        self.head_sent = False
         self.receive: Any = None
         """The client's side, set once the body has been read: then it only reports a disconnect."""
         self.watcher: asyncio.Task[None] | None = None
-        self.settled = False
         self.stopped: Stop | None = None
-        self.tap: SseTap | None = None
-        self.tokens: Tokens | None = None
-        self.task: asyncio.Task[Any] | None = None
-        self.queue: Queue | None = None
-        self.place: Place | None = None
-        self.upstream: Upstream | None = None
-        self.connection: Connection | None = None
-        self.waiter: asyncio.Future[None] | None = None
-        self.reservation: Reservation | None = None
-        self.limit_headers: list[tuple[bytes, bytes]] = []
-        """Headers that tell the client what is left of its limits."""
-
-    @property
-    def waiting(self) -> bool:
-        """Whether it waits in the queue."""
-        return self.place is not None and not self.place.admitted
+        self.settled = False
 
     @property
     def state(self) -> str:
         """Shown in `mm top`: queued, prefill or answering."""
-        if self.waiting:
+        if self.entry.waiting:
             return "queued"
-        return "answering" if self.first_at else "prefill"
+        return "answering" if self.response.first_at else "prefill"
+
+    @property
+    def ttft_s(self) -> float | None:
+        """Seconds until the engine's first event or byte; None = it has not come."""
+        first_at = self.response.first_at
+        return first_at - self.started if first_at else None
 
     def lead_to(self, route: Route) -> None:
         """Take a route, and the generation that it leads to now."""
@@ -141,17 +183,12 @@ class Request:
         self.generation = route.generation or 0
         self.generation_uid = route.generation_uid or ""
 
-    def wake(self) -> None:
-        """Resume the task that waits in the queue: it was admitted, or a comment is due."""
-        if self.waiter is not None and not self.waiter.done():
-            self.waiter.set_result(None)
-
     def wake_for_comment(self) -> None:
         """Resume the task, wherever it waits, although nothing arrived."""
-        if self.connection is not None:
-            self.connection.wake_reader()
+        if self.engine.connection is not None:
+            self.engine.connection.wake_reader()
         else:
-            self.wake()
+            self.entry.wake()
 
     def stop(self, why: Stop) -> None:
         """End it from outside, wherever it waits."""
@@ -162,9 +199,3 @@ class Request:
     def wait_for_body(self) -> None:
         """The client has a while to send more."""
         self.deadline = time.monotonic() + BODY_SILENCE_S
-
-    def forget_connection(self) -> None:
-        """Close the engine's connection now, if there is one."""
-        if self.connection is not None:
-            self.connection.abort()
-            self.connection = None

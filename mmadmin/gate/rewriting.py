@@ -12,7 +12,7 @@ from mmadmin.core.snapshot import Route
 from mmadmin.gate.endpoints import Endpoint
 from mmadmin.gate.limits import DEFAULT_ANSWER_TOKENS
 from mmadmin.gate.refusal import Refusal
-from mmadmin.gate.request import Body, Request
+from mmadmin.gate.request import BodyParts, QueueEntry
 from mmadmin.gate.tokens import BYTES_A_TOKEN
 from mmadmin.gate.upstream import Connection
 
@@ -41,7 +41,7 @@ _OURS = frozenset(
 """Headers of an engine's answer that do not pass: of this connection only, or the gate's own."""
 
 
-def with_usage(body: bytes | bytearray, payload: dict[str, Any]) -> tuple[Body, bool]:
+def with_usage(body: bytes | bytearray, payload: dict[str, Any]) -> tuple[BodyParts, bool]:
     """The body that asks for usage, and whether the usage event must be hidden from the client.
 
     The client's bytes stay as they are; the option is put in front of them. Only a client that
@@ -138,11 +138,11 @@ def passed_headers(connection: Connection) -> tuple[bytes, list[tuple[bytes, byt
     return kind, passed
 
 
-def queue_headers(request: Request) -> list[tuple[bytes, bytes]]:
-    """Its position in the queue on arrival, and how long it waited; none when it did not wait."""
-    if request.place is None:
+def queue_headers(entry: QueueEntry) -> list[tuple[bytes, bytes]]:
+    """A request's position in the queue on arrival, and its wait; none when it did not wait."""
+    if entry.place is None:
         return []
     return [
-        (b"x-mm-queue-position", str(request.place.position).encode()),
-        (b"x-mm-queue-ms", str(int(request.queued_s * 1000)).encode()),
+        (b"x-mm-queue-position", str(entry.place.position).encode()),
+        (b"x-mm-queue-ms", str(int(entry.waited_s * 1000)).encode()),
     ]

@@ -115,7 +115,7 @@ class Traffic:
             record = self.snapshot.keys.get(request.key.key_id)
             if record is None or record.state != "active":
                 request.stop(Stop.REVOKED)
-        if request.waiting and request.route is not None:
+        if request.entry.waiting and request.route is not None:
             route = self.snapshot.now(request.route)
             if route is None or not route.is_served:
                 request.stop(Stop.CLOSED)
@@ -133,31 +133,31 @@ class Traffic:
 
     def hold_body(self, request: Request, size: int) -> None:
         """Count bytes of a body that are held."""
-        request.body_bytes += size
-        request.held_bytes += size
+        request.body.size_bytes += size
+        request.body.held_bytes += size
         self.body_bytes += size
 
     def drop_body(self, request: Request) -> None:
         """Let its body go: it has been sent, or is not needed any more."""
-        request.body = (b"", b"")
-        self.body_bytes -= request.held_bytes
-        request.held_bytes = 0
+        request.body.parts = (b"", b"")
+        self.body_bytes -= request.body.held_bytes
+        request.body.held_bytes = 0
 
     # upstreams
 
     def take(self, request: Request, upstream: Upstream) -> None:
         """Count a request at a replica."""
-        request.upstream = upstream
-        upstream.running += request.slots
+        request.engine.upstream = upstream
+        upstream.running += request.entry.slots
         uid = request.generation_uid
         self.inflight[uid] = self.inflight.get(uid, 0) + 1
 
     def release(self, request: Request) -> None:
         """The request is no longer at a replica."""
-        if request.upstream is None:
+        if request.engine.upstream is None:
             return
-        request.upstream.running -= request.slots
-        request.upstream = None
+        request.engine.upstream.running -= request.entry.slots
+        request.engine.upstream = None
         left = self.inflight.get(request.generation_uid, 0) - 1
         if left > 0:
             self.inflight[request.generation_uid] = left
@@ -189,18 +189,18 @@ class Traffic:
             self.directory.record((usage,))
         if request.reservation is not None:
             self.limiter.settle(request.reservation, tokens.prompt + tokens.completion)
-        at_engine = request.upstream is not None
+        at_engine = request.engine.upstream is not None
         self.release(request)
         self._leave_queue(request)
         self._loop.call_soon(self._count, request, usage, now, at_engine)
 
     def _leave_queue(self, request: Request) -> None:
-        queue, place = request.queue, request.place
-        request.queue = request.place = None
+        queue, place = request.entry.queue, request.entry.place
+        request.entry.queue = request.entry.place = None
         if queue is None:
             return
         if place is None:
-            queue.leave(request.slots)
+            queue.leave(request.entry.slots)
         else:
             queue.give_up(place)
 

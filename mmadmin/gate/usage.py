@@ -53,12 +53,10 @@ class AccessLog:
                     "status": usage.status,
                     "outcome": usage.outcome,
                     "why": request.stopped.value if request.stopped else None,
-                    "stream": request.streamed,
+                    "stream": request.response.streamed,
                     "ms": round((now - request.started) * 1000, 1),
-                    "queue_ms": round(request.queued_s * 1000, 1),
-                    "ttft_ms": round((request.first_at - request.started) * 1000, 1)
-                    if request.first_at
-                    else None,
+                    "queue_ms": round(request.entry.waited_s * 1000, 1),
+                    "ttft_ms": None if request.ttft_s is None else round(request.ttft_s * 1000, 1),
                     "prompt": usage.prompt_tokens,
                     "completion": usage.completion_tokens,
                 }
@@ -75,9 +73,9 @@ class AccessLog:
 
 def tokens_of(request: Request) -> tuple[Tokens, bool]:
     """Tokens that the request used, and whether the engine reported them."""
-    if request.tokens is not None:
-        return request.tokens, request.tokens.exact
-    tap = request.tap
+    if request.response.tokens is not None:
+        return request.response.tokens, request.response.tokens.exact
+    tap = request.response.tap
     if tap is not None and tap.reports > 1:
         one_prompt = request.endpoint is None or not request.endpoint.prompts
         reported = sum_of_events(tap.notes, one_prompt=one_prompt)
@@ -87,10 +85,10 @@ def tokens_of(request: Request) -> tuple[Tokens, bool]:
         reported = tokens_of_events(tap.notes)
         if reported is not None and (tap.ended or reported.completion):
             return reported, True
-    if request.upstream is None:
+    if request.engine.upstream is None:
         return Tokens(), True
     limit = request.route.context_per_slot if request.route else 0
-    prompt = max(request.body_bytes // BYTES_A_TOKEN, 1)
+    prompt = max(request.body.size_bytes // BYTES_A_TOKEN, 1)
     return (
         Tokens(
             prompt=min(prompt, limit) if limit else prompt,
@@ -105,7 +103,7 @@ def usage_of(
 ) -> Usage:
     """The usage record."""
     duration = now - request.started
-    generating = now - request.first_at if request.first_at else 0.0
+    generating = now - request.response.first_at if request.response.first_at else 0.0
     speed = tokens.per_s_milli
     if not speed and tokens.completion > 1 and generating > 0:
         speed = min(int((tokens.completion - 1) / generating * 1000), 2**31 - 1)
@@ -118,14 +116,14 @@ def usage_of(
         endpoint=request.endpoint.name if request.endpoint else "",
         status=status,
         outcome=outcome,
-        streamed=request.streamed,
+        streamed=request.response.streamed,
         prompt_tokens=tokens.prompt,
         completion_tokens=tokens.completion,
         cached_tokens=tokens.cached,
         reasoning_tokens=tokens.reasoning,
         exact=exact,
-        queue_ms=int(request.queued_s * 1000),
-        ttft_ms=int((request.first_at - request.started) * 1000) if request.first_at else 0,
+        queue_ms=int(request.entry.waited_s * 1000),
+        ttft_ms=int((request.ttft_s or 0) * 1000),
         duration_ms=int(duration * 1000),
         tokens_per_s_milli=speed,
     )
@@ -147,8 +145,8 @@ def count(metrics: Metrics, usage: Usage, request: Request, now: float, *, at_en
     series.completion += usage.completion_tokens
     series.cached += usage.cached_tokens
     series.reasoning += usage.reasoning_tokens
-    series.queued.observe(request.queued_s)
-    if request.first_at:
-        series.ttft.observe(request.first_at - request.started)
+    series.queued.observe(request.entry.waited_s)
+    if request.ttft_s is not None:
+        series.ttft.observe(request.ttft_s)
     if usage.tokens_per_s_milli:
         series.speed.observe(usage.tokens_per_s_milli / 1000)
