@@ -90,17 +90,21 @@ def of_key(key_id: str) -> Wanted:
     return Wanted("30d", "", key_id, "deployment", since, until)
 
 
-def charts(me: User, wanted: Wanted) -> list[Chart]:
-    """Requests, tokens and latency over the span."""
-    step = SPANS[wanted.span][2]
-    rows = queries.usage(
+def _sums(me: User, wanted: Wanted, by: queries.By) -> list[dict[str, Any]]:
+    return queries.usage(
         me,
         since=wanted.since,
         until=wanted.until,
         deployment=wanted.deployment,
         key_id=wanted.key_id,
-        by=step,
+        by=by,
     )
+
+
+def charts(me: User, wanted: Wanted) -> list[Chart]:
+    """Requests, tokens and latency over the span."""
+    step = SPANS[wanted.span][2]
+    rows = _sums(me, wanted, step)
     found = {row[step]: row for row in rows}
     length = timedelta(hours=1) if step == "hour" else timedelta(days=1)
     times = list(_times(wanted.since, wanted.until, length))
@@ -153,14 +157,7 @@ def _latency(each: Sequence[Mapping[str, Any]]) -> list[Series]:
 
 def table(me: User, wanted: Wanted) -> list[dict[str, Any]]:
     """The sums, largest first; days newest first."""
-    rows = queries.usage(
-        me,
-        since=wanted.since,
-        until=wanted.until,
-        deployment=wanted.deployment,
-        key_id=wanted.key_id,
-        by=wanted.by,
-    )
+    rows = _sums(me, wanted, wanted.by)
     for row in rows:
         n = row["requests"] or 1
         row["mean_ttft_ms"], row["mean_ms"] = row["ttft_ms"] / n, row["duration_ms"] / n

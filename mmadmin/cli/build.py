@@ -252,8 +252,10 @@ class Watcher:
             console.print(f"    {words}")
 
 
-def tools_of(home: Home, watcher: Watcher) -> Callable[[Derivation, Staging, Path], StepTools]:
-    """The hands of each step: its log in the store, its progress with the watcher."""
+def tools_of(
+    home: Home, progress: Callable[[int, int, str], None]
+) -> Callable[[Derivation, Staging, Path], StepTools]:
+    """Each step's tools: its log goes to the store, its progress to `progress`."""
     from mmadmin.host.source_guard import Guard
     from mmadmin.host.toolbox import HostConfig, HostToolbox
 
@@ -264,7 +266,7 @@ def tools_of(home: Home, watcher: Watcher) -> Callable[[Derivation, Staging, Pat
         return HostToolbox(
             staging,
             lambda line: print(line, file=log_file),
-            watcher.progress,
+            progress,
             lambda: False,
             config=config,
         )
@@ -304,7 +306,7 @@ def build(
             checks = list(_rebuilt(goal, store, home, watcher))
         else:
             root = GoalRoot("build", spec.name, f"last built by mm build {file}")
-            tools = tools_of(home, watcher)
+            tools = tools_of(home, watcher.progress)
             done = realise(
                 goal,
                 store,
@@ -362,7 +364,7 @@ def _rebuilt(goal: Derivation, store: Store, home: Home, watcher: Watcher) -> It
         if catalog.recipe(derivation.recipe).fixed_output(params) is not None:
             continue
         watcher.step_started(derivation, "again, to compare")
-        found = check_step(derivation, store, tools_of(home, watcher))
+        found = check_step(derivation, store, tools_of(home, watcher.progress))
         watcher.step_compared(derivation, found.outcome, found.message)
         yield found
 

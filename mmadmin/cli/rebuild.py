@@ -178,7 +178,7 @@ def _from_history(recorded: RecordedGeneration, path: Path, *, as_json: bool) ->
     store = Store(home.store)
     root = GoalRoot("build", recorded.uid, f"made again by mm rebuild {path} {recorded.number}")
     with watching(quiet=as_json) as watcher:
-        tools = tools_of(home, watcher)
+        tools = tools_of(home, watcher.progress)
         with only_the_same():
             done = realise(
                 recorded.goal,

@@ -5,8 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -37,7 +36,7 @@ from mmadmin.core.errors import StoreCorrupt
 from mmadmin.core.home import Home
 
 if TYPE_CHECKING:
-    from mmadmin.core.store import Staging, Store
+    from mmadmin.core.store import Store
     from mmadmin.core.store.repair import BlobSource
     from mmadmin.core.store.verify import Verdict
 
@@ -209,26 +208,13 @@ def _say(line: str) -> None:
 
 def repair_sources(store: Store, home: Home) -> list[BlobSource]:
     """Where damaged files are got from: the configured binary caches first, then their own step."""
+    from mmadmin.cli.build import tools_of
     from mmadmin.core.build.rebuild import Rebuild
     from mmadmin.core.store.binary_cache import CacheSource
     from mmadmin.host.binary_caches import configured_caches
-    from mmadmin.host.source_guard import Guard
-    from mmadmin.host.toolbox import HostConfig, HostToolbox
-
-    def tools_for(_derivation: Any, staging: Staging, log_path: Path) -> HostToolbox:
-        log_file = log_path.open("a", encoding="utf-8", errors="replace", buffering=1)
-        guard = Guard(home=home)
-        config = HostConfig.from_env(home.store / "downloads", hidden=[home.secrets], guard=guard)
-        return HostToolbox(
-            staging,
-            lambda line: print(line, file=log_file),
-            silent,
-            lambda: False,
-            config=config,
-        )
 
     caches, _ = configured_caches(home)
-    return [*(CacheSource(cache) for cache in caches), Rebuild(store, tools_for)]
+    return [*(CacheSource(cache) for cache in caches), Rebuild(store, tools_of(home, silent))]
 
 
 def reindex(*, as_json: JsonFlag = False) -> None:

@@ -1,5 +1,5 @@
 """What is true: derivations, store, planner, builder, recipes, engines.
 
 Pure Python. Nothing here imports Django, Celery, a web server or client, or any other room;
-the hands that touch the world are given in as a `Toolbox` (see `mmadmin.core.build.recipe`).
+what touches the world is given in as a `Toolbox` (see `mmadmin.core.build.recipe`).
 """

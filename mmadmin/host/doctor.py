@@ -410,7 +410,7 @@ def tunnel(patient: Patient) -> Result:
     return Result("tunnel", "ok", "; ".join(f"{s.tunnel.name}: {s.url}" for s in states))
 
 
-# -- hands
+# -- repairs
 
 
 def nvidia_cards(pci: Path = Path("/sys/bus/pci/devices")) -> int:

@@ -1,4 +1,4 @@
-"""The hands that a recipe is given on this host: programs, downloads, limits, log.
+"""What a recipe is given on this host: programs, downloads, limits, log.
 
 One `HostToolbox` serves one attempt at one derivation. Programs run inside the sandbox and end with
 the attempt; what a step may use is limited by the host's configuration, never by the derivation.

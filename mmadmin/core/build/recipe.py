@@ -105,7 +105,7 @@ class Requirements:
 
 
 class Toolbox(Protocol):
-    """A recipe's only hands. Every method raises `Cancelled` once the job is cancelled."""
+    """All that a recipe can do to the host. Methods raise `Cancelled` once the job is cancelled."""
 
     @property
     def scratch(self) -> Path:

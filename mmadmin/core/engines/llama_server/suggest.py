@@ -6,7 +6,7 @@ by a rule of thumb.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from decimal import Decimal
 
@@ -29,17 +29,12 @@ def largest_context(
     calibration: Calibration | None = None,
 ) -> int:
     """The most tokens a slot that fit, a multiple of 1024 up to the training context; 0 = none."""
-    low, high = 0, max(shape.context_train, 1024) // 1024
-    while low < high:
-        middle = (low + high + 1) // 2
-        tried = predict(
-            shape, replace(run, context=middle * 1024), devices, calibration=calibration
-        )
-        if fits(tried, devices, room):
-            low = middle
-        else:
-            high = middle - 1
-    return low * 1024
+
+    def fitting(thousands: int) -> bool:
+        tried = replace(run, context=thousands * 1024)
+        return fits(predict(shape, tried, devices, calibration=calibration), devices, room)
+
+    return _largest(max(shape.context_train, 1024) // 1024, fitting) * 1024
 
 
 def most_slots(
@@ -50,11 +45,20 @@ def most_slots(
     calibration: Calibration | None = None,
 ) -> int:
     """How many requests of the run's context are served at once, up to `SLOT_LIMIT`; 0 = none."""
-    low, high = 0, SLOT_LIMIT
+
+    def fitting(slots: int) -> bool:
+        tried = replace(run, slots=slots)
+        return fits(predict(shape, tried, devices, calibration=calibration), devices, room)
+
+    return _largest(SLOT_LIMIT, fitting)
+
+
+def _largest(limit: int, fitting: Callable[[int], bool]) -> int:
+    """The largest number up to `limit` that fits, if all smaller ones do; 0 = none."""
+    low, high = 0, limit
     while low < high:
         middle = (low + high + 1) // 2
-        tried = predict(shape, replace(run, slots=middle), devices, calibration=calibration)
-        if fits(tried, devices, room):
+        if fitting(middle):
             low = middle
         else:
             high = middle - 1
