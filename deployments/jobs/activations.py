@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -83,6 +83,23 @@ class ActivationRun(Engines):
         self.activation.fence = recorder.job.fence
         recorder.job = self.activation
         self.deployment: Deployment = self.activation.deployment
+        self._phases: Mapping[Phase, Callable[[], None]] = {
+            Phase.PREFLIGHT: self._preflight,
+            Phase.HOLD: self._hold,
+            Phase.START: self._start,
+            Phase.PROBE: self._probe,
+            Phase.FLIP: self._flip,
+            Phase.DRAIN: self._drain,
+            Phase.STOP: self._stop,
+            Phase.RETIRE: self._retire,
+            Phase.EXAMINE: self._examine,
+            Phase.UNSTART: self._unstart,
+            Phase.RESTART: self._restart,
+            Phase.REPROBE: self._reprobe,
+            Phase.REOPEN: self._reopen,
+            Phase.RETURN: self._return,
+            Phase.REDRAIN: self._redrain,
+        }
 
     # --- order
 
@@ -179,7 +196,7 @@ class ActivationRun(Engines):
         """Enter a phase and do it, patient with a supervisor that is being restarted."""
         self.recorder.check()
         self._enter(phase)
-        self._patiently(phase.value, getattr(self, f"_{phase.value}"))
+        self._patiently(phase.value, self._phases[phase])
 
     def _enter(self, phase: Phase) -> None:
         now = timezone.now().isoformat()

@@ -12,7 +12,7 @@ ends the trial first.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -68,6 +68,15 @@ class TrialRun(Engines):
         self.trial.fence = recorder.job.fence
         recorder.job = self.trial
         self.generation: Generation = self.trial.generation
+        self._phases: Mapping[Phase, Callable[[], None]] = {
+            Phase.PREFLIGHT: self._preflight,
+            Phase.START: self._start,
+            Phase.PROBE: self._probe,
+            Phase.OPEN: self._open,
+            Phase.CLOSE: self._close,
+            Phase.DRAIN: self._drain,
+            Phase.STOP: self._stop,
+        }
 
     # --- order
 
@@ -120,7 +129,7 @@ class TrialRun(Engines):
             lease.write(self.trial, phase=phase.value)
             feed.announce_job(self.trial)
             self.recorder.log(f"{phase.value}: {MESSAGES[phase]}")
-            self._patiently(phase.value, getattr(self, f"_{phase.value}"))
+            self._patiently(phase.value, self._phases[phase])
             phase = after(phase)
 
     # --- phases
