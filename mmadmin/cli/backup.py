@@ -105,7 +105,7 @@ def backup(
         console.print(f"{escape(str(store_of(file)))}: {bytes_text(sent)} written")
     if lacking:
         which = f"{lacking[0]} and {len(lacking) - 1} more" if len(lacking) > 1 else lacking[0]
-        console.print(f"[yellow]not whole in this store[/]: {escape(which)}")
+        console.print(f"[yellow]incomplete in this store[/]: {escape(which)}")
     console.print("[dim]it holds secrets: keep it where only you can read it[/]")
 
 

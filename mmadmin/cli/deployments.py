@@ -228,7 +228,7 @@ def _say_preview(person: User, name: str, number: int | None, *, as_json: bool) 
     else:
         console.print(f"{loading[0].upper()}{loading[1:]}.")
     if outcome.build_first is None:
-        console.print("Whether its host still has every object is seen there.")
+        console.print("Its host checks whether it still has every object.")
     else:
         console.print("Nothing is downloaded or built.")
 
@@ -334,7 +334,7 @@ def follow(name: Name, *, build: OneBuild = None, as_json: JsonFlag = False) -> 
         with going_on(f"activation {row.activation.pk}"):
             follow_activation(row.activation.pk, quiet=as_json)
     elif not as_json:
-        console.print(f"{escape(name)} is not in the middle of anything")
+        console.print(f"nothing is queued or running for {escape(name)}")
     if as_json:
         emit_json({"name": name, "state": queries.deployment(person, name).state})
 
@@ -395,7 +395,7 @@ def cancel(name: Name, *, build: OneBuild = None, as_json: JsonFlag = False) -> 
         )
         return
     if not any(jobs.values()):
-        console.print(f"{escape(name)} is not in the middle of anything")
+        console.print(f"nothing is queued or running for {escape(name)}")
     for kind, job in jobs.items():
         if job is not None and job.state == "cancelled":
             console.print(f"{kind} {job.pk} is {styled('cancelled')}: it had not begun")

@@ -188,7 +188,7 @@ def main() -> None:
         sys.exit(1)
     except TyperException as error:  # without --json typer printed it
         said = str(getattr(error, "format_message", error.__str__)())
-        refused = InvalidInput(said, remedy="`mm COMMAND --help` says how it is written")
+        refused = InvalidInput(said, remedy="`mm COMMAND --help` shows the usage")
         report(refused, as_json=as_json)
         sys.exit(2)
     except Exception as error:

@@ -111,7 +111,7 @@ def _live(*, detach: bool, as_json: bool) -> None:
         uids = [build.generation.uid for build in builds if build.generation]
         emit_json({"builds": [build.pk for build in builds], "generations": uids})
     elif not builds:
-        console.print("what is live is whole")
+        console.print("everything live is intact")
 
 
 def _wait_until_served(build: Build, *, quiet: bool) -> None:

@@ -97,7 +97,7 @@ def _keep(home: Home, changes: Mapping[str, str], *, as_json: bool) -> None:
         value = REMEMBERED[name].shown(changes[name]) if changes[name] else "(default)"
         console.print(f"{name}  {escape(value)}")
         if os.environ.get(name) not in (None, kept.values.get(name)):
-            console.print(f"[yellow]warning[/]  {name} of this shell goes before it: unset {name}")
+            console.print(f"[yellow]warning[/]  {name} in this shell overrides it: unset {name}")
     if services:
         console.print(f"[dim]`mm up` applies it and restarts {', '.join(services)}[/]")
 

@@ -60,7 +60,7 @@ def trial(
 
         emit_json(s.TrialOut.from_orm(found) if found else None)
     elif found is None:
-        console.print(f"{escape(name)} has had no generation on trial")
+        console.print(f"{escape(name)} has no trial")
     else:
         console.print(_words(found))
 

@@ -613,7 +613,7 @@ def test_a_full_disk_is_said_in_words() -> None:
 
 def test_a_trial_is_begun_looked_at_and_ended(served: Deployment) -> None:
     """By number, without one, and by --end: each says how it stands, to people and machines."""
-    assert mm("trial", "tiny") == "tiny has had no generation on trial\n"
+    assert mm("trial", "tiny") == "tiny has no trial\n"
     assert mm_json("trial", "tiny") is None
     begun = mm_json("trial", "tiny", "1", "--minutes", "5", "--reason", "look", "--detach")
     assert (begun["model"], begun["status"], begun["minutes"]) == ("tiny/1", "waiting", 5)

@@ -264,7 +264,7 @@ def apply_diff(template: str, diff: str, where: str) -> str:
         if lines[at : at + len(old)] != old:
             raise PatchFails(
                 f"{where}.diff does not fit the template at line {start}",
-                remedy="make the diff against this very template",
+                remedy="make the diff against this template",
                 line=start,
             )
         lines[at : at + len(old)] = new

@@ -152,7 +152,7 @@ def leases_in(folder: Path, *, strict: bool = False) -> list[LeaseRecord]:
         holder = holder_from(data)
         if holder is None and strict:
             raise StoreCorrupt(
-                f"the lease {path} is damaged", remedy="look who wrote it, then remove the file"
+                f"the lease {path} is damaged", remedy="find out who wrote it, then remove the file"
             )
         if holder is None or not holder.alive:
             continue
