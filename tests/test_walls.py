@@ -140,7 +140,6 @@ STILL_SAID: dict[str, str] = {
     "mmadmin/core/fit/rules.py": "the table of rules names the engines and formats that they are about",
     "mmadmin/core/spec/lock.py": "the names in locks of format 1",
     "mmadmin/host/adopt.py": "models of other programs' caches, which are GGUF files",
-    "templates/editing/page.html": "an example of a repository",
 }
 """Files outside that say one, and why; this list only gets shorter."""
 
