@@ -193,7 +193,7 @@ def test_ended_just_before_it_sleeps(people: People, gate: Gate, monkeypatch) ->
 @pytest.mark.parametrize(
     ("prepare", "error", "words"),
     [
-        (lambda p: actions.begin_trial(p.carol, "smol", 2), Refused, "role operator"),
+        (lambda p: actions.begin_trial(p.carol, "smol", 2), Refused, "operator role"),
         (lambda p: actions.begin_trial(p.bob, "smol", 1), Conflict, "is live already"),
         (lambda p: actions.begin_trial(p.bob, "smol", 9), NotFound, "no generation 9"),
         (lambda p: actions.begin_trial(p.bob, "smol", 2, minutes=0), InvalidInput, "1 to 480"),

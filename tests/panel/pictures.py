@@ -1,4 +1,4 @@
-"""Takes the pictures of the docs anew: `python -m tests.panel.pictures`.
+"""Takes the pictures of the docs again: `python -m tests.panel.pictures`.
 
 The panel is real, its records are the tests' own; nothing on the pictures is of any installation.
 """
@@ -15,7 +15,7 @@ from tests.panel.site import ROOT, panel
 FOLDER = ROOT / "docs" / "pictures"
 SHOTS = (
     ("overview", "/", "light", 1280, 860),
-    ("deployment", "/deployments/mistral-medium-3.5/", "dark", 1280, 900),
+    ("deployment", "/deployments/mistral-medium-3.5/", "dark", 1280, 860),
     ("build", "/builds/7/", "light", 1280, 900),
     ("phone", "/", "dark", 390, 780),
 )
