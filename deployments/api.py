@@ -34,6 +34,7 @@ from deployments.models import User
 from deployments.queries import storage
 from deployments.queries.engine_log import engine_log
 from mmadmin.core.errors import HTTP_STATUS, InvalidInput, MmError, NotFound, TooMany
+from mmadmin.core.spec.json_schema import json_schema
 
 log = logging.getLogger(__name__)
 
@@ -620,6 +621,12 @@ def catalog(request: HttpRequest) -> Any:
         s.CatalogOut(name=entry.slug, title=entry.title, about=entry.about, spec_toml=entry.text)
         for entry in queries.catalog(who(request))
     ]
+
+
+@rest.get("/deployment-file.schema.json", response={200: dict[str, Any], **ERRORS}, auth=None)
+def deployment_file_schema(request: HttpRequest) -> Any:  # noqa: ARG001
+    """The deployment file as JSON Schema. Open to all: editors that ask for it cannot log in."""
+    return json_schema()
 
 
 @rest.get("/store", response={200: s.StoreOut, **ERRORS})

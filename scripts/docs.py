@@ -4,6 +4,7 @@
 .venv/bin/python scripts/docs.py --check    say which are stale; exit 1 then
 """
 
+import json
 import re
 import sys
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ import typer.main
 
 from mmadmin.cli.main import app
 from mmadmin.core.catalog import engines
+from mmadmin.core.spec.json_schema import json_schema
 from mmadmin.core.spec.spec import describe_spec
 from mmadmin.core.variables import BY_FILE, SECTIONS, Variable
 
@@ -132,6 +134,11 @@ def deployment_file() -> str:
     lines += [
         "A TOML document. A field that is not here is refused, with the name that was meant.",
         "",
+        "Editors that know TOML schemas (Even Better TOML, taplo) complete and check it by",
+        "[deployment-file.schema.json](deployment-file.schema.json), which the panel serves, too:",
+        "write `#:schema http://127.0.0.1:8000/api/v1/deployment-file.schema.json` as the first",
+        "line, with your panel's address. It knows each field's rules; `mm plan` checks the rest.",
+        "",
     ]
     for kind in sorted(engines()):
         description: Any = describe_spec(kind)
@@ -149,10 +156,16 @@ def deployment_file() -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
+def schema() -> str:
+    """docs/deployment-file.schema.json."""
+    return json.dumps(json_schema(), indent=1, ensure_ascii=False) + "\n"
+
+
 PAGES = {
     "docs/settings.md": settings,
     "docs/commands.md": commands,
     "docs/deployment-file.md": deployment_file,
+    "docs/deployment-file.schema.json": schema,
 }
 
 

