@@ -378,7 +378,7 @@ def test_cancel_ends_what_is_queued(served: Deployment) -> None:
         "states": {"activation": "cancelled"},
         "other_builds": [],
     }
-    assert "not in the middle" in mm("cancel", "tiny")
+    assert "nothing is queued or running" in mm("cancel", "tiny")
 
 
 def test_cancel_of_what_runs_is_a_request(served: Deployment, alice: User) -> None:
