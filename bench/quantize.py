@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mmadmin.core.build.recipe import Json, LineHook
-from mmadmin.core.environments import python_program, variables
+from mmadmin.core.environments import script, variables
 from mmadmin.core.formats.checkpoint.recipes.quantize_checkpoint import (
     RECIPE,
     program_digest,
@@ -142,7 +142,7 @@ def main() -> int:
     rows: list[Took] = []
     with tempfile.TemporaryDirectory(prefix="mm-quantize-") as folder:
         made = Path(folder) / "made"
-        argv = [str(python_program()), "-P", "-s", str(MAKER), str(made), str(asked.layers)]
+        argv = script(MAKER, str(made), str(asked.layers))
         subprocess.run(argv, env={**variables(asked.environment)}, check=True)
         runs = [params(made, "FP8_DYNAMIC", None)]
         for samples in asked.samples:

@@ -1,10 +1,10 @@
 """Python environments as objects: what is in one, and why.
 
 An environment is a folder `site` of installed packages without bytecode, dates or paths. It is
-run as `PYTHONPATH=<site> python -P -s -m <module>` by the interpreter that it was made for: a
-`sitecustomize` module in it refuses every other one, and hides the packages of the interpreter's
-own site folders. `environment.json` beside it lists the packages, `sbom.cdx.json` is the same as a
-CycloneDX bill of materials.
+run with `PYTHONPATH=<site> python -P -s -S` by the interpreter that it was made for: nothing of the
+interpreter's own site folders is seen, and no `.pth` file there runs. A `sitecustomize` module in
+it refuses every other interpreter. `environment.json` beside it lists the packages,
+`sbom.cdx.json` is the same as a CycloneDX bill of materials.
 """
 
 from __future__ import annotations
@@ -47,6 +47,10 @@ sys.path[:] = [
 '''
 
 
+RUN_MODULE = "runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"
+RUN_SCRIPT = "runpy.run_path(sys.argv[0], run_name='__main__')"
+
+
 def interpreter() -> str:
     """The interpreter of this process, as environments name it: `cpython-3.11-linux-x86_64`."""
     major, minor = sys.version_info[:2]
@@ -61,7 +65,18 @@ def python_program() -> Path:
 
 def command(module: str, *arguments: str) -> list[str]:
     """Run a module of an environment; together with `variables`."""
-    return [str(python_program()), "-P", "-s", "-m", module, *arguments]
+    return _command(RUN_MODULE, module, arguments)
+
+
+def script(path: Path, *arguments: str) -> list[str]:
+    """Run a program file in an environment; together with `variables`."""
+    return _command(RUN_SCRIPT, str(path), arguments)
+
+
+def _command(run: str, target: str, arguments: Sequence[str]) -> list[str]:
+    """Without `site`, which would run the `.pth` files of the interpreter's own folders."""
+    lines = ("import runpy, site, sys, sitecustomize", "site.setquit()", "del sys.argv[0]", run)
+    return [str(python_program()), "-P", "-s", "-S", "-c", "; ".join(lines), target, *arguments]
 
 
 def variables(environment: Path) -> dict[str, str]:

@@ -19,7 +19,7 @@ import mistral_common
 from mmadmin.core.build.builder import UNOBSERVED, realise
 from mmadmin.core.build.planner import Outputs
 from mmadmin.core.canonical import digest
-from mmadmin.core.environments import interpreter, python_program, variables
+from mmadmin.core.environments import interpreter, script, variables
 from mmadmin.core.formats.checkpoint.parts import QUANTIZER, REQUIREMENTS, pin_requests
 from mmadmin.core.formats.checkpoint.tables import read_model
 from mmadmin.core.recipes import python_env
@@ -73,7 +73,7 @@ def open_quantizer() -> Quantizer:
         if not folder.exists():
             making = root / f"standin-{key[:16]}.part"
             shutil.rmtree(making, ignore_errors=True)
-            argv = [str(python_program()), "-P", "-s", str(MAKER), str(making), str(TEKKEN)]
+            argv = script(MAKER, str(making), str(TEKKEN))
             env = {**os.environ, **variables(environment), "PYTHONDONTWRITEBYTECODE": "1"}
             subprocess.run(argv, env=env, check=True, capture_output=True)
             (making / "data").mkdir()

@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import subprocess
+import venv
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mmadmin.core import environments
 from mmadmin.core.build.builder import UNOBSERVED, realise
 from mmadmin.core.environments import (
     Environment,
@@ -24,6 +26,7 @@ from mmadmin.core.environments import (
     interpreter,
     package_changes,
     read_environment,
+    script,
     variables,
 )
 from mmadmin.core.errors import DigestMismatch, InvalidDerivation, InvalidInput
@@ -70,9 +73,10 @@ def tree(folder: Path) -> dict[str, tuple[bytes, bool]]:
 
 def run(environment: Path, code: str, **more: str) -> subprocess.CompletedProcess[str]:
     """Run a few lines of Python in an environment."""
-    argv = [*command("x")[:-2], "-c", code]
+    program = environment.parent / "program.py"
+    program.write_text(code)
     env = {**variables(environment), "PYTHONDONTWRITEBYTECODE": "1", **more}
-    return subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
+    return subprocess.run(script(program), env=env, capture_output=True, text=True, check=False)
 
 
 def test_files_lie_where_target_puts_them_and_run(tmp_path: Path) -> None:
@@ -99,6 +103,29 @@ def test_files_lie_where_target_puts_them_and_run(tmp_path: Path) -> None:
         out, "import alpha, sys; print(alpha.VALUE, [p for p in sys.path if 'packages' in p])"
     )
     assert seen.stdout == "1 []\n", seen.stderr
+
+
+def test_nothing_of_the_host_s_site_folders_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither a `.pth` file nor a package beside the interpreter; modules run as well as files."""
+    venv.create(tmp_path / "host", symlinks=True)
+    folder = next((tmp_path / "host").glob("lib/python*/site-packages"))
+    mark = tmp_path / "ran"
+    (folder / "evil.pth").write_text(f"import os; open({str(mark)!r}, 'w').close()\n")
+    (folder / "beside.py").write_text("")
+    host = tmp_path / "host" / "bin" / "python"
+    subprocess.run([host, "-P", "-s", "-c", "import beside"], check=True)
+    assert mark.exists()
+    mark.unlink()
+    monkeypatch.setattr(environments, "python_program", lambda: host)
+    files = {"alpha.py": b"import sys\nprint(__name__, sys.argv[1:])\nexit(3)\n"}
+    out = build(tmp_path, wheel(tmp_path / "w", "alpha", files))
+    argv = command("alpha", "-x", "y")
+    done = subprocess.run(argv, env=variables(out), capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (3, "__main__ ['-x', 'y']\n"), done.stderr
+    assert run(out, "import beside").returncode == 1
+    assert not mark.exists()
 
 
 def test_another_interpreter_is_refused_at_start(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """Quantise a checkpoint with llm-compressor, or load one and say what did not fit.
 
-`python -P -s quantize.py REQUEST ANSWER`, in the quantizer's environment, without network. The
+`quantize.py REQUEST ANSWER`, in the quantizer's environment, without network. The
 request is what `mmadmin.core.formats.checkpoint.recipes.quantize_checkpoint` writes; from lines
 such as `layer 3 of 88: …` it takes the progress. What came out is judged by that recipe, not here.
 

@@ -32,7 +32,7 @@ from mmadmin.core.build.recipe import (
     Requirements,
     Toolbox,
 )
-from mmadmin.core.environments import python_program, variables
+from mmadmin.core.environments import script, variables
 from mmadmin.core.errors import InvalidModel, StepFailed
 from mmadmin.core.formats.checkpoint.config import parse_json
 from mmadmin.core.formats.checkpoint.model import find_model, read_model
@@ -200,7 +200,7 @@ def _run(asked: Mapping[str, Json], inputs: Mapping[str, Path], tools: Toolbox) 
             tools.progress(int(found[1]), int(found[2]), "layers")
 
     tools.run(
-        [str(python_program()), "-P", "-s", str(PROGRAM), str(request), str(answer)],
+        script(PROGRAM, str(request), str(answer)),
         env={
             **variables(input_folder(inputs, "environment")),
             **OFFLINE,
