@@ -24,7 +24,6 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import numpy as np
 from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter
 
@@ -50,6 +49,7 @@ from mmadmin.core.spec.lock import Lock, LockedFile
 from mmadmin.core.spec.spec import Spec, parse_spec
 from mmadmin.core.store import Store, hash_file
 from mmadmin.host import engine_process
+from mmadmin.host.engine_client import EngineClient
 from mmadmin.host.facts import host_facts
 from mmadmin.host.readiness import wait_ready
 from mmadmin.host.supervisor import Supervisor
@@ -245,6 +245,8 @@ def serve(home: Home, system: System, made: Estimate, devices: list[int]) -> dic
     """Launch under our supervisor, prove, measure, ask, measure again, stop."""
     seat = Seat(str(home.engine_socket("device")), devices=tuple(devices))
     launch = ENGINE.launch(system, seat)
+    parts = [str(part) for part in system.parts.values()]
+    launch = replace(launch, readable=parts, devices=tuple(devices))
     free = {gpu.index: gpu.memory_free_bytes for gpu in host_facts().gpus}
     supervisor = Supervisor(home)
     supervisor.launch()
@@ -276,12 +278,8 @@ def ask(launch: LaunchSpec, context: int) -> dict[str, Any]:
         "n_predict": 32,
         "cache_prompt": False,
     }
-    answer = httpx2.post(
-        f"{launch.url}/completion",
-        json=body,
-        headers={"Authorization": f"Bearer {SECRET}"},
-        timeout=600,
-    )
+    with EngineClient(launch, SECRET) as client:
+        answer = client.post("/completion", body, timeout_s=600)
     answer.raise_for_status()
     timings = answer.json()["timings"]
     return {

@@ -845,6 +845,8 @@ class Replica(models.Model):
     """The GPUs of its seat, each `{"index", "uuid"}`; null = placement chose none for it."""
     launch = models.JSONField(default=dict)
     """argv and environment without secrets."""
+    sandbox = models.CharField(max_length=16, blank=True)
+    """The level of the sandbox that it was last started in; empty = before there was one."""
     checked_at = models.DateTimeField(null=True, blank=True)
     """When the watch last asked it for a tiny completion."""
     failures = models.PositiveIntegerField(default=0)
@@ -1038,6 +1040,8 @@ class AlarmKind(models.TextChoices):
     """Objects that its live generation needs are not in the host's store."""
     HOST = "host"
     """Its host's worker is away."""
+    SANDBOX = "sandbox"
+    """Its engine runs without a sandbox."""
 
 
 class Alarm(models.Model):

@@ -93,7 +93,7 @@ class Engines:
         replica = found[0] if found else self._seat(generation)
         gpus = "".join(f", GPU {index}" for index in replica.gpu_indices or ())
         self.recorder.log(f"{replica.uid}{gpus}")
-        self.machine.start(replica, launch_of(replica, self.machine))
+        start(replica, launch_of(replica, self.machine), self.machine)
 
     def _seat(self, generation: Generation) -> Replica:
         """A replica row with GPUs: the database decides between two that want them."""
@@ -205,6 +205,12 @@ def seat_of(replica: Replica) -> Seat:
         uuids=[str(gpu["uuid"]) for gpu in replica.devices or ()],
         scratch=str(settings.HOME.scratch(replica.uid)),
     )
+
+
+def start(replica: Replica, launch: LaunchSpec, machine: EngineHost) -> None:
+    """Start the replica's engine, unless it runs, and record the level of its sandbox."""
+    level = machine.start(replica, launch)
+    Replica.objects.filter(pk=replica.pk).update(sandbox=level)
 
 
 def launch_of(replica: Replica, machine: EngineHost) -> LaunchSpec:

@@ -128,8 +128,11 @@ class EngineHost(Protocol):
         """The command that starts a replica in that seat."""
         ...
 
-    def start(self, replica: Replica, launch: LaunchSpec) -> None:
-        """Put the engine under the supervisor, unless it runs already with this launch."""
+    def start(self, replica: Replica, launch: LaunchSpec) -> str:
+        """Put the engine under the supervisor, unless it runs already with this launch.
+
+        Returns the level of its sandbox; empty = it has run since before there was one.
+        """
         ...
 
     def prove(

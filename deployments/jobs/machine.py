@@ -49,6 +49,7 @@ from mmadmin.host import engine_process, fit
 from mmadmin.host.binary_caches import configured_substituter
 from mmadmin.host.doctor import Patient, run_checks
 from mmadmin.host.drift import drift
+from mmadmin.host.engine_sandbox import holds_here, level_setting
 from mmadmin.host.facts import driver_and_gpus, host_facts
 from mmadmin.host.hub import Hub
 from mmadmin.host.known_digests import KnownDigests
@@ -80,7 +81,11 @@ class Machine:
 
     def facts(self) -> HostFacts:
         """What this machine is."""
-        return host_facts(self.home.store)
+        try:
+            sandbox = holds_here(level_setting()).message
+        except MmError as error:  # the level that is asked for does not work
+            sandbox = error.message
+        return replace(host_facts(self.home.store), sandbox=sandbox)
 
     def resolve(
         self, spec: Spec, previous: Lock | None, access: Access, log: Callable[[str], None]
@@ -143,11 +148,11 @@ class Machine:
         cancelled: Callable[[], bool],
         access: Access,
     ) -> StepTools:
-        """What one build step can do to the host; no step's program may see the secrets."""
+        """What one build step can do to the host; no step's program sees private files."""
         config = replace(
             HostConfig.from_env(
                 self.home.store / "downloads",
-                hidden=[self.home.secrets],
+                hidden=self.home.private,
                 guard=Guard(access, self.home),
             ),
             starting=self._starting,
@@ -187,7 +192,8 @@ class Machine:
         the new one.
         """
         require_intact(self.store(), generation.system)
-        engine_process.check_command(self.launch(generation, SOMEWHERE))
+        launch = self.launch(generation, SOMEWHERE)
+        engine_process.check_command(self._with_closure(launch, generation))
 
     def beside(
         self, generation: Generation, running: Replica | None, gone: Sequence[Replica] = ()
@@ -266,13 +272,22 @@ class Machine:
         system = self.system(generation)
         return catalog.engine(system.engine_kind).launch(system, seat)
 
-    def start(self, replica: Replica, launch: LaunchSpec) -> None:
-        """Put the engine under the supervisor, unless it runs already with this launch."""
+    def start(self, replica: Replica, launch: LaunchSpec) -> str:
+        """Put the engine under the supervisor, unless it runs already; its sandbox's level."""
         found = engine_process.status(self.home, replica.uid)
         runs = found is not None and found.state in ("STARTING", "RUNNING", "BACKOFF")
         if runs and engine_process.runs(self.home, replica.uid, launch):
-            return
-        engine_process.start(self.home, replica.uid, launch, self.secret(replica))
+            return engine_process.sandbox_level(self.home, replica.uid)
+        shown = self._with_closure(launch, replica.generation)
+        shown = replace(shown, devices=replica.gpu_indices)
+        engine_process.start(self.home, replica.uid, shown, self.secret(replica))
+        return engine_process.sandbox_level(self.home, replica.uid)
+
+    def _with_closure(self, launch: LaunchSpec, generation: Generation) -> LaunchSpec:
+        """The launch with the folders of all that its generation is made of."""
+        store = self.store()
+        closure = [str(store.object_path(name)) for name in store.closure(generation.system)]
+        return replace(launch, readable=[*launch.readable, *closure])
 
     def prove(
         self,

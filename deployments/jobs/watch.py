@@ -5,7 +5,8 @@
   started until it proves itself
 - a live generation without an engine gets one; where objects that it needs are not in the store, an
   alarm says so
-- a live engine that differs from its plan (drift) raises an alarm, until it does not
+- a live engine that differs from its plan (drift) raises an alarm, until it does not; so does one
+  that runs without a sandbox
 - a live engine that is not alive is restarted with growing pauses; when it fell soon after it went
   live, the deployment rolls back to the generation before, unless `auto_rollback` is off
 - one that ends again and again, and works in between, is not alive either
@@ -32,7 +33,7 @@ from django.utils import timezone
 
 from deployments.broker import feed
 from deployments.broker.queue import enqueue_on_commit
-from deployments.jobs import gates, hosts, states, trials
+from deployments.jobs import engines, gates, hosts, states, trials
 from deployments.jobs.engines import ACTIVE_REPLICA, launch_of, new_uid, note_process
 from deployments.jobs.host import EngineHost
 from deployments.models import (
@@ -75,6 +76,8 @@ PROOF_S = 60
 LOAD_AT_LEAST_S = 600
 """Of a hold, what an engine that is restarted gets to load."""
 LIVENESS = "liveness"
+UNFENCED = "none"
+"""The level of a sandbox that keeps an engine from nothing."""
 SILENT = "silent"
 """Instead of a mark, of an engine that does not say how far it is while its clients wait."""
 
@@ -94,6 +97,7 @@ def watch(machine: EngineHost) -> None:
             elif "port" in replica.launch:
                 _move_to_socket(replica, machine, view)
             else:
+                _note_sandbox(replica)
                 _look_at(replica, machine, view)
         except MmError as error:
             log.warning("%s: %s", replica.uid, error)
@@ -148,7 +152,7 @@ def seat_the_unserved(machine: EngineHost) -> None:
             fresh.append(replica)
     for replica in fresh:
         try:
-            machine.start(replica, launch_of(replica, machine))
+            engines.start(replica, launch_of(replica, machine), machine)
         except MmError as error:  # the next look tries again, and raises an alarm
             log.warning("%s: %s", replica.uid, error)
 
@@ -214,7 +218,7 @@ def _move_to_socket(replica: Replica, machine: EngineHost, view: gates.GateView 
     log.warning("%s listens on a TCP port: restarting it on a socket", replica.uid)
     feed.publish_snapshot(force=False)
     machine.stop(replica)
-    machine.start(replica, launch_of(replica, machine))
+    engines.start(replica, launch_of(replica, machine), machine)
 
 
 def _bring_back(replica: Replica, machine: EngineHost) -> None:
@@ -385,7 +389,7 @@ def _not_alive(
         pid=None,
     )
     machine.stop(replica)
-    machine.start(replica, launch)
+    engines.start(replica, launch, machine)
 
 
 def _go_back(fallen: Generation, message: str) -> bool:
@@ -437,6 +441,16 @@ def _note_drift(replica: Replica, found: Mapping[str, str]) -> None:
     _clear(replica.generation.deployment, AlarmKind.DRIFT, keep=tuple(same))
     for subject, message in found.items():
         _raise(replica.generation, AlarmKind.DRIFT, subject, message)
+
+
+def _note_sandbox(replica: Replica) -> None:
+    """An alarm while an engine can do all that the user of mmadmin can do."""
+    generation = replica.generation
+    open_to_all = replica.sandbox == UNFENCED
+    _clear(generation.deployment, AlarmKind.SANDBOX, keep=(UNFENCED,) if open_to_all else ())
+    if open_to_all:
+        message = "its engine runs without a sandbox; `mm doctor` says why and what to do"
+        _raise(generation, AlarmKind.SANDBOX, UNFENCED, message)
 
 
 def _raise(generation: Generation, kind: AlarmKind, subject: str, message: str) -> None:

@@ -77,6 +77,10 @@ class ReplicaOut(Schema):
         description="The GPUs that it was given; null = every GPU of its host."
     )
     trial: int | None = Field(description="The trial that it belongs to; null = it serves clients.")
+    sandbox: str = Field(
+        description="The level of its sandbox: `bubblewrap`, `unshare` or `none`; empty = it was "
+        "started before engines had one."
+    )
 
     @staticmethod
     def resolve_devices(row: Replica) -> list[int] | None:

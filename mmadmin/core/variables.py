@@ -223,7 +223,7 @@ SECTIONS: dict[str, tuple[Variable, ...]] = {
     "Building": (
         Variable(
             "MM_SANDBOX",
-            "how steps are shut in: bubblewrap, unshare or none",
+            "sandbox of engines and build steps: bubblewrap, unshare or none",
             "the best",
             services=BUILDERS,
         ),

@@ -34,6 +34,7 @@ from mmadmin.core.store.files import link
 from mmadmin.host import compiler
 from mmadmin.host.broker_health import broker_problem, place_of
 from mmadmin.host.download import client
+from mmadmin.host.engine_sandbox import holds_here, level_setting
 from mmadmin.host.hub import Hub
 from mmadmin.host.network import host_of, why_silent
 from mmadmin.host.ports import listener
@@ -106,6 +107,7 @@ def _checks(patient: Patient) -> Iterator[tuple[str, Check]]:
         ("compiler", compilers),
         ("disk", disk),
         ("permissions", permissions),
+        ("sandbox", sandbox),
         ("store", store),
         ("supervisor", supervisor),
         ("ports", ports),
@@ -246,6 +248,23 @@ def permissions(patient: Patient) -> Result:
     foreign = any(found.foreign for found in wrong)
     remedy = f"chown -R $(id -u) {home.root}, then `mm up`" if foreign else "`mm up` corrects it"
     return Result("permissions", "fail", "; ".join(shown), remedy)
+
+
+def sandbox(_patient: Patient) -> Result:
+    """What engines are kept from here, as it was tried."""
+    held = holds_here(level_setting())
+    if held.all:
+        return Result("sandbox", "ok", held.message)
+    if held.level == "bubblewrap":
+        remedy = "nothing: this kind of processor has no filter of system calls yet"
+    else:
+        remedy = (
+            "allow user namespaces (sysctl kernel.unprivileged_userns_clone=1, AppArmor's "
+            "kernel.apparmor_restrict_unprivileged_userns=0; in a container: --security-opt "
+            "seccomp=unconfined) and leave MM_SANDBOX unset; until then, an engine can read what "
+            "the user of mmadmin can read"
+        )
+    return Result("sandbox", "warn", held.message, remedy)
 
 
 def store(patient: Patient) -> Result:

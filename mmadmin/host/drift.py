@@ -22,7 +22,7 @@ import psutil
 from mmadmin.core.engines.protocol import LaunchSpec, System
 from mmadmin.core.home import Home
 from mmadmin.core.store import Store
-from mmadmin.host.engine_process import has_become_engine, launch_file, process
+from mmadmin.host.engine_process import launch_file, process, program
 
 LAUNCH_S = 10.0
 POLL_S = 0.05
@@ -52,9 +52,10 @@ def drift(
     if found is None:
         return [Drift("process", f"{uid} should run and does not")]
     try:
-        running = psutil.Process(found.pid)
-        if not _wait_for_engine(running):
+        pid = _engine(found.pid)
+        if pid is None:
             return [Drift("process", f"{uid} is still being launched")]
+        running = psutil.Process(pid)
         return [
             *_command(running, launch),
             *_environment(running, launch, secret),
@@ -65,14 +66,12 @@ def drift(
         return [Drift("process", f"{uid} ended just now")]
 
 
-def _wait_for_engine(running: psutil.Process) -> bool:
-    """False when the launcher has not handed over after a while (it takes a tenth of a second)."""
+def _engine(launcher: int) -> int | None:
+    """The engine's own pid; None when its launcher has not started it after a while."""
     give_up = time.monotonic() + LAUNCH_S
-    while not has_become_engine(running.cmdline()):
-        if time.monotonic() > give_up:
-            return False
+    while (pid := program(launcher)) is None and time.monotonic() < give_up:
         time.sleep(POLL_S)
-    return True
+    return pid
 
 
 def _command(running: psutil.Process, launch: LaunchSpec) -> Iterator[Drift]:

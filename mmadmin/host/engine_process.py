@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from threading import Timer
@@ -27,7 +28,9 @@ from mmadmin.core.home import Home
 from mmadmin.core.private_file import write_private
 from mmadmin.core.process_identity import ProcessIdentity
 from mmadmin.host import process_tree
-from mmadmin.host.facts import gpu_processes
+from mmadmin.host.engine_sandbox import EngineSandbox, engine_of, holds_here, level_setting
+from mmadmin.host.facts import driver_and_gpus, gpu_nodes, gpu_processes
+from mmadmin.host.sandbox import Level
 from mmadmin.host.supervisor import ProgramSpec, ProgramStatus, Supervisor
 from mmadmin.host.termination import end_processes
 
@@ -77,11 +80,40 @@ def start(
         stop(home, uid, recorded=running)
     check_command(launch)
     path = launch_file(home, uid)
-    write_launch_file(path, launch, secret)
-    for folder in (home.scratch(uid), home.engine_socket(uid).parent):
+    folders = [home.scratch(uid), Path(launch.socket).parent]
+    write_launch_file(path, launch, secret, sandbox_of(launch, folders))
+    for folder in folders:
         folder.mkdir(mode=0o700, exist_ok=True)
     supervisor.start_program(program_spec(home, uid, launch, startsecs=startsecs))
     return wait_for_process(home, uid)
+
+
+def sandbox_of(launch: LaunchSpec, writable: Sequence[Path] = ()) -> EngineSandbox:
+    """The sandbox that a launch gets here, at the best level or at that of `MM_SANDBOX`.
+
+    Raises `ToolMissing` where the level does not work.
+    """
+    return EngineSandbox(
+        level=holds_here(level_setting()).level,
+        readable=launch.readable,
+        writable=[str(folder) for folder in writable],
+        devices=[str(node) for node in _nodes(launch.devices)],
+    )
+
+
+def _nodes(devices: Sequence[int] | None) -> list[Path]:
+    if devices is None:
+        devices = [gpu.index for gpu in driver_and_gpus()[1]]
+    return gpu_nodes(devices) if devices else []
+
+
+def sandbox_level(home: Home, uid: str) -> str:
+    """The level that an engine was last started at; empty = before engines had a sandbox."""
+    try:
+        holds = json.loads(launch_file(home, uid).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return ""
+    return str(holds.get("sandbox", {}).get("level", ""))
 
 
 def runs(home: Home, uid: str, launch: LaunchSpec) -> bool:
@@ -101,7 +133,10 @@ def check_command(launch: LaunchSpec) -> None:
     unknown_options = launch.questions.unknown_options
     if unknown_options is None or not launch.help_argv:
         return
-    text = _help_text(tuple(launch.help_argv), tuple(sorted(launch.env.items())))
+    # No GPU is woken for a list of options: that alone can take seconds.
+    env = tuple(sorted({**launch.env, "CUDA_VISIBLE_DEVICES": ""}.items()))
+    sandbox = sandbox_of(replace(launch, devices=()))
+    text = _help_text(tuple(launch.help_argv), env, sandbox.level, tuple(sandbox.readable))
     if unknown := unknown_options(launch.argv, text):
         raise InvalidSpec(
             f"serve: this build of the engine has no option {', '.join(unknown)}",
@@ -111,20 +146,27 @@ def check_command(launch: LaunchSpec) -> None:
 
 
 @lru_cache(maxsize=32)
-def _help_text(help_argv: tuple[str, ...], env: tuple[tuple[str, str], ...]) -> str:
+def _help_text(
+    help_argv: tuple[str, ...],
+    env: tuple[tuple[str, str], ...],
+    level: Level,
+    readable: tuple[str, ...],
+) -> str:
     """The help of a build, which lies in the store and does not change."""
+    own = {"PATH": os.environ.get("PATH", ""), **dict(env)}
     try:
-        done = subprocess.run(
-            list(help_argv),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            # No GPU is woken for a list of options: that alone can take seconds.
-            env={"PATH": os.environ.get("PATH", ""), **dict(env), "CUDA_VISIBLE_DEVICES": ""},
-            timeout=HELP_S,
-            check=False,
-        )
+        with EngineSandbox(level, readable).enclosing(help_argv, own) as (command, its_env, given):
+            done = subprocess.run(
+                command,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                env=its_env,
+                pass_fds=given,
+                timeout=HELP_S,
+                check=False,
+            )
         lines = (done.stderr or done.stdout).strip().splitlines()
         failed = f"exit code {done.returncode}: {lines[-1] if lines else ''}"
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -132,7 +174,10 @@ def _help_text(help_argv: tuple[str, ...], env: tuple[tuple[str, str], ...]) -> 
     if done is None or done.returncode != 0:
         raise ProbeFailed(
             f"the engine's program cannot be run here ({failed})",
-            remedy="build the engine on this host; for a GPU build, check the driver",
+            remedy="build the engine on this host; for a GPU build, check the driver"
+            if level != "bubblewrap"
+            else "build the engine on this host; for a GPU build, check the driver. In its sandbox"
+            " it sees its own objects and the system's libraries only",
             probe="command",
         )
     return done.stdout
@@ -157,7 +202,7 @@ def program_spec(
     )
 
 
-def write_launch_file(path: Path, launch: LaunchSpec, secret: str) -> None:
+def write_launch_file(path: Path, launch: LaunchSpec, secret: str, sandbox: EngineSandbox) -> None:
     """The launch file, complete or absent, mode 0600 from its first byte."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     data = {
@@ -166,25 +211,27 @@ def write_launch_file(path: Path, launch: LaunchSpec, secret: str) -> None:
         "env": dict(launch.env),
         "secret_env": launch.secret_env,
         "secret": secret,
+        "sandbox": sandbox.as_json(),
     }
     write_private(path, json.dumps(data))
 
 
-def _has_become_engine(pid: int) -> bool:
+def program(launcher: int) -> int | None:
+    """The pid of the engine itself, which its launcher holds in a sandbox; None = not yet.
+
+    The launcher is what the supervisor started; without a sandbox it has become the engine.
+    """
     try:
-        argv = psutil.Process(pid).cmdline()
+        argv = psutil.Process(launcher).cmdline()
     except psutil.NoSuchProcess:
-        return False
-    return bool(argv) and has_become_engine(argv)
-
-
-def has_become_engine(argv: Sequence[str]) -> bool:
-    """False for the command of a program that is still supervisord's child or our launcher."""
-    return LAUNCHER not in argv and "supervisor.supervisord" not in argv
+        return None
+    if LAUNCHER not in argv:
+        return launcher if argv and "supervisor.supervisord" not in argv else None
+    return engine_of(launcher)
 
 
 def wait_for_process(home: Home, uid: str, *, timeout_s: float = LAUNCH_S) -> ProcessIdentity:
-    """The engine's process as soon as the launcher has become it.
+    """The engine's launcher, as the supervisor knows it, as soon as the engine has started.
 
     Raises `ProbeFailed` with the log's last lines when it ends instead.
     """
@@ -194,7 +241,7 @@ def wait_for_process(home: Home, uid: str, *, timeout_s: float = LAUNCH_S) -> Pr
         found = supervisor.program(uid)
         if found and found.pid:
             started = ProcessIdentity.of(found.pid)
-            if started is not None and _has_become_engine(found.pid):
+            if started is not None and program(found.pid) is not None:
                 return started
         if found and found.state in ("FATAL", "EXITED"):
             raise failed_probe(home, uid, "process", "it ended as soon as it was started")
@@ -259,7 +306,7 @@ def _config(home: Home, uid: str) -> str:
 
 
 def process(home: Home, uid: str) -> ProcessIdentity | None:
-    """The process of an engine that the supervisor runs; None = it is down.
+    """The process of an engine that the supervisor runs (see `program`); None = it is down.
 
     Raises `Unreachable` without a supervisor.
     """

@@ -47,6 +47,7 @@ from mmadmin.core.spec.pins import PinRequest
 from mmadmin.core.spec.spec import Spec
 from mmadmin.core.store import Store
 from mmadmin.host import process_tree
+from mmadmin.host.engine_process import program
 from mmadmin.host.supervisor import Supervisor
 
 if TYPE_CHECKING:
@@ -426,7 +427,7 @@ def answer_as_json(answer: Answer) -> list[dict[str, Json]]:
 def running_view(name: str, pid: int, facts: HostFacts) -> Running:
     """What a running engine holds: GPU memory by the driver, main memory of its own pages."""
     devices = {gpu.index: held for gpu in facts.gpus if (held := gpu.held_by(pid))}
-    return Running(name, devices, process_tree.own_memory_bytes(pid))
+    return Running(name, devices, process_tree.own_memory_bytes(program(pid) or pid))
 
 
 def running_engines(home: Home, facts: HostFacts) -> list[Running]:
@@ -510,7 +511,9 @@ def report(
         _keep_calibration(home, known)
     measured = one.wanted.memory.measured_buffers(log)
     rows = [*compare_devices(one.made, held), *compare_buffers(one.made, measured)]
-    if not one.made.devices and (resident := process_tree.resident_bytes(one.pid)):
+    if not one.made.devices and (
+        resident := process_tree.resident_bytes(program(one.pid) or one.pid)
+    ):
         rows.insert(0, Row("main memory", one.made.host_bytes, resident))
     return [row.as_json() for row in rows]
 

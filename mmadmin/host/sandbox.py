@@ -1,8 +1,8 @@
-"""The walls around a recipe's programs, as good as the host allows.
+"""The walls around a recipe's programs, as good as the host allows; engines have `engine_sandbox`.
 
 | level | network | file system | processes |
 |---|---|---|---|
-| bubblewrap | none | all read-only but the named folders, secrets hidden | own pid namespace |
+| bubblewrap | none | all read-only but the named folders, private ones hidden | own pid namespace |
 | unshare | none | as the caller | own pid namespace |
 | none | as the caller | as the caller | the guard ends the tree |
 
@@ -38,7 +38,7 @@ class Sandbox:
     level: Level
     writable: Sequence[Path] = ()
     hidden: Sequence[Path] = ()
-    """Folders that look empty inside (secrets); only bubblewrap can do it."""
+    """Folders and files that look empty inside (secrets); only bubblewrap can do it."""
     visible: Sequence[Path] = ()
     """Folders below a hidden one that are needed all the same, read-only."""
     devices: Sequence[Path] = ()
@@ -49,14 +49,25 @@ class Sandbox:
         if self.level == "bubblewrap":
             return [*self._bubblewrap(cwd), "--", *argv]
         if self.level == "unshare":
-            return [*_unshare(), "--", *AS_SECOND, *argv]
+            return [*unshare_command(), "--", *AS_SECOND, *argv]
         return list(argv)
 
     def _bubblewrap(self, cwd: Path) -> list[str]:
-        args = [str(_bwrap()), "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc"]
-        for folder in self.hidden:
-            if folder.is_dir():
-                args += ["--tmpfs", str(folder)]
+        args = [
+            str(bubblewrap_program()),
+            "--ro-bind",
+            "/",
+            "/",
+            "--dev",
+            "/dev",
+            "--proc",
+            "/proc",
+        ]
+        for path in self.hidden:
+            if path.is_dir():
+                args += ["--tmpfs", str(path)]
+            elif path.exists():
+                args += ["--ro-bind", "/dev/null", str(path)]
         for folder in self.visible:
             args += ["--ro-bind", str(folder), str(folder)]
         for node in self.devices:
@@ -71,7 +82,7 @@ class Sandbox:
         ]
 
 
-def _bwrap() -> Path:
+def bubblewrap_program() -> Path:
     """Find bubblewrap: the one from the Python index, else the system's."""
     found = shutil.which("bwrap")
     with suppress(ImportError):
@@ -85,7 +96,8 @@ def _bwrap() -> Path:
     return Path(found)
 
 
-def _unshare() -> list[str]:
+def unshare_command() -> list[str]:
+    """The command before `--` and a program that puts it into namespaces of its own."""
     program = shutil.which("unshare") or "/usr/bin/unshare"
     return [
         *(program, "--map-root-user", "--net", "--pid", "--mount-proc", "--fork"),

@@ -321,12 +321,13 @@ class ToyMachine:
             socket=seat.socket,
         )
 
-    def start(self, replica: Replica, launch: LaunchSpec) -> None:
+    def start(self, replica: Replica, launch: LaunchSpec) -> str:
         if replica.generation.uid in told("start-fails", []):
             raise MmError(f"{replica.generation.uid} cannot be started")
         with self.engines() as running:
             running.setdefault(replica.uid, replica.generation.uid)
         self._act("start", replica.uid)
+        return str(told("sandbox", "bubblewrap"))
 
     def prove(
         self,

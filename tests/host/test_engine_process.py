@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -37,6 +37,7 @@ from mmadmin.host import engine_process, launch, process_tree
 from mmadmin.host.readiness import is_loading, wait_ready
 from mmadmin.host.supervisor import ProgramSpec, Supervisor, program_section
 from mmadmin.host.termination import end_processes
+from tests.support.python import PYTHON
 
 PATIENCE_S = 60
 STUB = Path(__file__).with_name("stub_engine.py")
@@ -81,7 +82,21 @@ def stub(path: str, **plan) -> LaunchSpec:
         questions=QUESTIONS,
         load_deadline_s=PATIENCE_S,
         socket=path,
+        readable=[*PYTHON, str(STUB.parent), *files_of(plan)],
     )
+
+
+def files_of(plan: Mapping[str, object]) -> list[str]:
+    """The folders of the files that a plan names, as far as they are there."""
+    files = [Path(value) for value in plan.values() if str(value).startswith("/")]
+    return [str(file.parent) for file in files if file.parent.is_dir() and file.parent != Path("/")]
+
+
+def engine_of(launcher: ProcessIdentity) -> psutil.Process:
+    """The engine itself, inside its sandbox."""
+    pid = engine_process.program(launcher.pid)
+    assert pid is not None
+    return psutil.Process(pid)
 
 
 def failure(home, uid, made, **more) -> ProbeFailed:
@@ -162,7 +177,7 @@ def test_the_secret_is_in_no_argv_and_in_no_file_that_others_read(home, uid, pat
         with suppress(psutil.Error):
             assert SECRET not in " ".join(one.cmdline())
     assert [p for p in home.root.rglob("*") if SECRET in text_of(p)] == [file]
-    assert psutil.Process(process.pid).environ()["LLAMA_API_KEY"] == SECRET
+    assert engine_of(process).environ()["LLAMA_API_KEY"] == SECRET
 
 
 def test_an_operators_environment_does_not_reach_the_engine(tmp_path, monkeypatch):
@@ -173,7 +188,7 @@ def test_an_operators_environment_does_not_reach_the_engine(tmp_path, monkeypatc
         stub("/nowhere/engine.sock"),
         argv=[sys.executable, "-c", "import os; print(sorted(os.environ))"],
     )
-    engine_process.write_launch_file(path, made, SECRET)
+    engine_process.write_launch_file(path, made, SECRET, engine_process.sandbox_of(made))
     command = [sys.executable, "-m", "mmadmin.host.launch", str(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert "LLAMA_API_KEY" in done.stdout
@@ -192,7 +207,8 @@ def test_an_operators_environment_does_not_reach_the_engine(tmp_path, monkeypatc
 def test_a_bad_launch_file_is_refused(tmp_path, change, words):
     """An engine without a key would answer everyone; it is not started at all."""
     path = tmp_path / "launch.json"
-    engine_process.write_launch_file(path, stub("/nowhere/engine.sock"), SECRET)
+    made = stub("/nowhere/engine.sock")
+    engine_process.write_launch_file(path, made, SECRET, engine_process.sandbox_of(made))
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     command = [sys.executable, "-m", "mmadmin.host.launch", str(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -203,7 +219,8 @@ def test_a_bad_launch_file_is_refused(tmp_path, change, words):
 def test_a_launch_file_that_others_may_read_is_refused(tmp_path):
     """The secret must not lie about."""
     path = tmp_path / "launch.json"
-    engine_process.write_launch_file(path, stub("/nowhere/engine.sock"), SECRET)
+    made = stub("/nowhere/engine.sock")
+    engine_process.write_launch_file(path, made, SECRET, engine_process.sandbox_of(made))
     path.chmod(0o640)
     command = [sys.executable, "-m", "mmadmin.host.launch", str(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -250,7 +267,9 @@ def test_another_process_on_the_socket_fails_the_probe(home, uid, path):
         idle = replace(stub(path), argv=["/bin/sleep", "600"])
         file = engine_process.launch_file(home, uid)
         elsewhere = replace(idle, socket=f"{path}.none")
-        engine_process.write_launch_file(file, elsewhere, SECRET)
+        engine_process.write_launch_file(
+            file, elsewhere, SECRET, engine_process.sandbox_of(elsewhere)
+        )
         Supervisor(home).start_program(engine_process.program_spec(home, uid, idle))
         engine_process.wait_for_process(home, uid)
         assert failure(home, uid, idle).details["probe"] == "identity"
@@ -337,7 +356,7 @@ def test_a_deaf_engine_and_its_children_are_killed_as_a_group(home, uid, path):
     made = stub(path, deaf=True, child=True)
     process = engine_process.start(home, uid, made, SECRET)
     wait_ready(home, uid, made, SECRET)
-    children = psutil.Process(process.pid).children()
+    children = engine_of(process).children()
     assert len(children) == 1
     engine_process.stop(home, uid, term_s=1)
     assert not process.alive
@@ -348,8 +367,8 @@ def test_a_deaf_engine_and_its_children_are_killed_as_a_group(home, uid, path):
 def test_an_end_waits_for_the_gpu_memory_of_a_worker(home, uid, path, monkeypatch):
     """The driver may count memory for a child of the engine after both have ended."""
     process = engine_process.start(home, uid, stub(path, child=True), SECRET)
-    wait_for("its child", lambda: psutil.Process(process.pid).children())
-    child = psutil.Process(process.pid).children()[0].pid
+    wait_for("its child", lambda: engine_of(process).children())
+    child = engine_of(process).children()[0].pid
     held = iter([{child: 1 << 30}, {child: 1 << 30}, {1: 1 << 30}])
     with monkeypatch.context() as patched:
         patched.setattr(engine_process, "gpu_processes", lambda: next(held))

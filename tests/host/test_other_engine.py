@@ -21,7 +21,8 @@ from mmadmin.host.engine_client import EngineClient, Unanswered
 from mmadmin.host.probe import NOT_APPLICABLE, liveness, require, run_probes, work
 from mmadmin.host.readiness import is_loading, wait_ready
 from mmadmin.host.template_matrix import render_on_engine, tokens_of
-from tests.host.test_engine_process import SECRET, failure, home, path, uid, wait_for
+from tests.host.test_engine_process import SECRET, failure, files_of, home, path, uid, wait_for
+from tests.support.python import PYTHON
 
 __all__ = ["home", "path", "uid"]
 TOY = Path(__file__).with_name("toy_engine.py")
@@ -55,6 +56,7 @@ def toy(path: str, **plan) -> LaunchSpec:
         questions=QUESTIONS,
         load_deadline_s=60,
         socket=path,
+        readable=[*PYTHON, str(TOY.parent), *files_of(plan)],
     )
 
 

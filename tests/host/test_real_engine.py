@@ -63,7 +63,8 @@ def live(home, system):
 def launch(home, uid, system, **options):
     """The system's launch for a replica, with some options changed."""
     changed = replace(system, options=replace(system.options, **options))
-    return engine(system.engine_kind).launch(changed, Seat(str(home.engine_socket(uid))))
+    made = engine(system.engine_kind).launch(changed, Seat(str(home.engine_socket(uid))))
+    return replace(made, readable=[str(part) for part in system.parts.values()])
 
 
 def with_part(system, **parts):

@@ -183,6 +183,10 @@ class LaunchSpec:
     """The Unix socket on which it will answer."""
     help_argv: Sequence[str] = ()
     """A command that names every option of this very build; empty = it has none."""
+    readable: Sequence[str] = ()
+    """Absolute paths that its sandbox shows it besides its closure and the system's libraries."""
+    devices: Sequence[int] | None = ()
+    """Indices of the GPUs that it may use; None = all of the host's."""
 
 
 class Engine(Protocol):

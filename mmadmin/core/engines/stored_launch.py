@@ -16,7 +16,7 @@ from mmadmin.core.engines.protocol import Capabilities, Expectation, LaunchSpec
 
 
 def launch_as_json(launch: LaunchSpec) -> dict[str, Json]:
-    """All of a launch but the questions, which belong to the kind of engine."""
+    """All of a launch but the questions, which belong to the kind of engine, and the GPUs."""
     return {
         "engine_kind": launch.engine_kind,
         "argv": list(launch.argv),
@@ -26,6 +26,7 @@ def launch_as_json(launch: LaunchSpec) -> dict[str, Json]:
         "load_deadline_s": launch.load_deadline_s,
         "socket": launch.socket,
         "help_argv": list(launch.help_argv),
+        "readable": list(launch.readable),
     }
 
 

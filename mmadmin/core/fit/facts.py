@@ -116,6 +116,8 @@ class HostFacts:
     cuda_toolkits: tuple[str, ...] = ()
     """Versions of all toolkits found, the one in use first."""
     disks: tuple[DiskFacts, ...] = ()
+    sandbox: str = ""
+    """The level of the engines' sandbox and what it keeps them from; empty = not tried."""
 
     @property
     def cuda_architectures(self) -> tuple[int, ...]:

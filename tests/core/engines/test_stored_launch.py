@@ -30,6 +30,7 @@ LAUNCH = LaunchSpec(
     load_deadline_s=300,
     socket="/run/engine.sock",
     help_argv=["/store/engine/bin/llama-server", "--help"],
+    readable=["/opt/python"],
 )
 
 

@@ -243,6 +243,7 @@ class Toy:
             questions=QUESTIONS,
             load_deadline_s=30 + options.load_ms // 1000,
             socket=seat.socket,
+            readable=[sys.prefix],
         )
 
 
