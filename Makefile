@@ -40,5 +40,5 @@ docs: setup-dev ## write the docs that are read out of the code
 lock: setup-dev ## resolve requirements/*.in anew into hashed *.txt
 	@scripts/lock
 
-bench-%: setup-dev ## measure: cli, gate, store, switch, kills, fit, panel, quantize (docs/measurements.md)
+bench-%: setup-dev ## measure: cli, gate, store, switch, kills, fit, panel, quantize, sandbox (docs/measurements.md)
 	@$(BIN)/python -m bench.$* $(ARGS)
