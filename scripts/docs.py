@@ -97,7 +97,7 @@ def commands() -> str:
     root = typer.main.get_command(app)
     lines = ["# Commands", "", NOTE]
     lines += ["`mm --as USER COMMAND` acts as that user. `mm --install-completion` installs shell"]
-    lines += ["completion of commands and options.", ""]
+    lines += ["completion of commands, options and names of deployments.", ""]
     lines += ["Results go to standard output; errors and progress go to standard error. With"]
     lines += ["`--json`, a command prints one JSON document, and an error is"]
     lines += ['`{"error": {code, message, remedy, details}}`. On a terminal, tables fit its width;']

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import tomlkit
@@ -16,6 +15,7 @@ from deployments.views.page import blame, form_only, number_of, operator, page, 
 from mmadmin.core import catalog
 from mmadmin.core.catalog import DEFAULT_ENGINE
 from mmadmin.core.errors import MmError
+from mmadmin.core.spec.first_file import first_file, first_name
 
 
 @page
@@ -49,13 +49,9 @@ def _from_hub(request: HttpRequest) -> str:
     if not repo:
         return ""
     kind = request.GET.get("engine") or DEFAULT_ENGINE
-    tables = catalog.engine(kind).tables
-    name = re.sub(r"[^a-z0-9.]+", "-", _without_format(repo.rpartition("/")[2].lower()))
-    document = tomlkit.document()
-    document["name"] = name.strip("-.") or "model"
-    known = {field.name for field in tables.model}
+    known = {field.name for field in catalog.engine(kind).tables.model}
     named = {key: request.GET.get(key, "") for key in ("quant", "folder") if key in known}
-    document["model"] = {
+    model: dict[str, Any] = {
         "source": "hub",
         "repo": repo,
         "revision": request.GET.get("commit") or "main",
@@ -65,19 +61,7 @@ def _from_hub(request: HttpRequest) -> str:
     engine: dict[str, Any] = next(
         (one for one in engines if one.get("kind", DEFAULT_ENGINE) == kind), {"kind": kind}
     )
-    if "backend" in {field.name for field in tables.engine}:
-        engine = {**engine, "backend": "auto"}
-    engine.pop("cuda_architectures", None)
-    document["engine"] = engine
-    document["serve"] = dict(tables.first_serve)
-    return tomlkit.dumps(document)
-
-
-def _without_format(name: str) -> str:
-    """A repository's name without the model format at its end."""
-    for kind in catalog.formats():
-        name = name.removesuffix(f"-{kind}")
-    return name
+    return first_file(first_name(repo), model, engine)
 
 
 @form_only

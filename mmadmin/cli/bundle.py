@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mmadmin.cli.deployments import Name
 from mmadmin.cli.output import JsonFlag, console, counted, emit_json, escape
 from mmadmin.cli.rebuild import read_history
 from mmadmin.cli.records import MOST, actor
@@ -32,7 +33,7 @@ FIELDS = {"name", "number", "author", "reason", *RECORDED}
 
 
 def export(
-    name: Annotated[str, typer.Argument(help="The deployment's name.", metavar="NAME")],
+    name: Name,
     folder: Folder,
     *,
     generation: Annotated[

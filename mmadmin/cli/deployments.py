@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mmadmin.cli.completion import deployment_names
 from mmadmin.cli.output import (
     JsonFlag,
     console,
@@ -32,7 +33,10 @@ if TYPE_CHECKING:
     from deployments.models import Activation, Build, User
     from deployments.queries import DeploymentRow
 
-Name = Annotated[str, typer.Argument(help="The deployment's name.", metavar="NAME")]
+Name = Annotated[
+    str,
+    typer.Argument(help="The deployment's name.", metavar="NAME", autocompletion=deployment_names),
+]
 Number = Annotated[
     int, typer.Argument(help="The generation's number.", metavar="NUMBER", min=1, max=MOST)
 ]

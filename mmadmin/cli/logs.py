@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
+from mmadmin.cli.completion import deployment_names
 from mmadmin.cli.output import JsonFlag, coloured, emit_json
 from mmadmin.cli.records import actor
 from mmadmin.core.errors import NotFound
@@ -27,7 +28,11 @@ LINES = 100
 def logs(
     name: Annotated[
         str,
-        typer.Argument(help="A deployment, or broker, panel, gate, worker, beat.", metavar="NAME"),
+        typer.Argument(
+            help="A deployment, or broker, panel, gate, worker, beat.",
+            metavar="NAME",
+            autocompletion=deployment_names,
+        ),
     ] = "",
     *,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as it grows.")] = False,

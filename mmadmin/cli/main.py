@@ -60,6 +60,7 @@ COMMANDS = {
     "mark": ("history:mark", SERVING),
     "pin": ("history:pin", SERVING),
     "request": ("history:request", SERVING),
+    "new": ("new:new", STORE),
     "hub": ("fit:hub", STORE),
     "fit": ("fit:fit", STORE),
     "plan": ("build:plan", STORE),
