@@ -58,6 +58,8 @@ class User(AbstractUser):
     """Since when logins by password ask for a code; null = they do not."""
     second_factor_step = models.BigIntegerField(default=0, editable=False)
     """The time step of the last code that was used: no code works twice."""
+    first_steps_closed_at = models.DateTimeField(null=True, editable=False)
+    """Since when the overview no longer lists what a new installation needs; null = it does."""
     scopes: frozenset[str] | None = None
     """Those of the token that asks; None = the person does. Never stored."""
 

@@ -26,6 +26,7 @@ from deployments.actions.keys import (
 from deployments.actions.people import (
     TOKEN_LASTS,
     arrive,
+    close_first_steps,
     create_user,
     edit_user,
     end_other_sessions,
@@ -73,6 +74,7 @@ __all__ = [
     "cancel_activation",
     "cancel_build",
     "cancel_task",
+    "close_first_steps",
     "configure",
     "create_user",
     "deploy",

@@ -192,6 +192,13 @@ def set_password(actor: User, username: str, password: str) -> User:
     return user
 
 
+def close_first_steps(actor: User) -> None:
+    """Take the list of first steps off the person's overview."""
+    require(actor, Role.OPERATOR)
+    actor.first_steps_closed_at = timezone.now()
+    actor.save(update_fields=["first_steps_closed_at"])
+
+
 def edit_user(
     actor: User,
     username: str,

@@ -32,6 +32,7 @@ urlpatterns = [
     path("login/oidc/callback/", sso.come_back, name="oidc-callback"),
     path("logout/", session.logout, name="logout"),
     path("", overview.overview, name="overview"),
+    path("first-steps/close/", overview.close_first_steps, name="close-first-steps"),
     path("events/", stream.stream, name="events"),
     path("deployments/new/", editing.new, name="new-deployment"),
     path("deployments/new/fields/", editing.fields, name="spec-fields"),

@@ -5,6 +5,7 @@ queries that does not grow with the rows it returns.
 """
 
 from deployments.queries.catalog import Entry, catalog
+from deployments.queries.first_steps import Step, first_steps
 from deployments.queries.gpus import GpuRow, gpus, gpus_of
 from deployments.queries.history import (
     HistoryExport,
@@ -73,6 +74,7 @@ __all__ = [
     "MeasuredRow",
     "Page",
     "RuleRow",
+    "Step",
     "activation",
     "activations",
     "activity",
@@ -92,6 +94,7 @@ __all__ = [
     "examinations",
     "exception",
     "export_history",
+    "first_steps",
     "generation",
     "generation_builds",
     "gpus",

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect
 
-from deployments import queries
+from deployments import actions, queries
 from deployments.broker import activity
 from deployments.views.hosts import machines
-from deployments.views.page import page, person, show
+from deployments.views.page import form_only, page, person, show
 
 PARTS = {
     "deployments": "overview/_deployments.html",
@@ -32,6 +33,8 @@ def overview(request: HttpRequest) -> HttpResponse:
             "alarms": [alarm for row in rows for alarm in row.alarms],
             "failed": [row for row in rows if row.newest and row.newest.state == "failed"],
         }
+        if not archived and not part:
+            context["first_steps"] = queries.first_steps(me)
         if part in {"", "memory"}:
             context["machines"] = machines(
                 queries.hosts(me), rows, queries.measured_memory(me, rows)
@@ -39,3 +42,11 @@ def overview(request: HttpRequest) -> HttpResponse:
     if part in {"", "activity"}:
         context["activity"] = queries.activity(me)
     return show(request, "overview/page.html", context, parts=PARTS)
+
+
+@form_only
+@page
+def close_first_steps(request: HttpRequest) -> HttpResponse:
+    """Take the list of first steps off this person's overview."""
+    actions.close_first_steps(person(request))
+    return redirect("overview")
