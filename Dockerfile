@@ -4,7 +4,7 @@ FROM python:3.11-slim-bookworm AS app
 ENV PYTHONUNBUFFERED=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PATH=/srv/mmadmin/.venv/bin:$PATH \
     MM_HOME=/var/lib/mmadmin MM_BIND=0.0.0.0
 WORKDIR /srv/mmadmin
-RUN python3 -m venv .venv
+RUN python3 -m venv .venv && python3 -m venv --without-pip .venv/isolated
 COPY requirements/base.txt requirements/
 RUN pip install --no-cache-dir --no-deps --require-hashes -r requirements/base.txt
 COPY pyproject.toml setup.py CHANGELOG.md manage.py ./
@@ -27,7 +27,7 @@ RUN apt-get update \
     && apt-get install -y --no-install-recommends python3 python3-venv g++ git \
     && rm -rf /var/lib/apt/lists/*
 WORKDIR /srv/mmadmin
-RUN python3 -m venv .venv
+RUN python3 -m venv .venv && python3 -m venv --without-pip .venv/isolated
 COPY requirements/base.txt requirements/
 RUN pip install --no-cache-dir --no-deps --require-hashes -r requirements/base.txt
 COPY pyproject.toml setup.py CHANGELOG.md manage.py ./

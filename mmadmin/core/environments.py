@@ -1,17 +1,21 @@
 """Python environments as objects: what is in one, and why.
 
 An environment is a folder `site` of installed packages without bytecode, dates or paths. It is
-run with `PYTHONPATH=<site> python -P -s -S` by the interpreter that it was made for: nothing of the
-interpreter's own site folders is seen, and no `.pth` file there runs. A `sitecustomize` module in
-it refuses every other interpreter. `environment.json` beside it lists the packages,
-`sbom.cdx.json` is the same as a CycloneDX bill of materials.
+run as `PYTHONPATH=<site> python -P -s -m <module>` by the interpreter that it was made for: a
+`sitecustomize` module in it refuses every other one. `python` is `isolated_python`, a virtual
+environment without packages: no site folder of the host is read, and so no `.pth` file in one is
+run, neither by the program nor by those that it starts. `.pth` files of the environment's own
+packages are not run. `environment.json` beside it lists the packages, `sbom.cdx.json` is the same
+as a CycloneDX bill of materials.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +25,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from mmadmin.core.build.recipe import Json
-from mmadmin.core.errors import InvalidInput
+from mmadmin.core.errors import InvalidInput, ToolMissing
 
 SITE = "site"
 LISTING = "environment.json"
@@ -47,10 +51,6 @@ sys.path[:] = [
 '''
 
 
-RUN_MODULE = "runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"
-RUN_SCRIPT = "runpy.run_path(sys.argv[0], run_name='__main__')"
-
-
 def interpreter() -> str:
     """The interpreter of this process, as environments name it: `cpython-3.11-linux-x86_64`."""
     major, minor = sys.version_info[:2]
@@ -63,20 +63,53 @@ def python_program() -> Path:
     return Path(sys.base_prefix) / "bin" / f"python{major}.{minor}"
 
 
+def isolated_python() -> Path:
+    """The interpreter that environments run on; made beside mmadmin's own at the first call.
+
+    `sys.executable` of such a process is this program again, so its children are isolated as well.
+    Raises `ToolMissing` when mmadmin does not run in a virtual environment that it may write to.
+    """
+    folder = Path(sys.prefix) / "isolated"
+    program = folder / "bin" / python_program().name
+    if not program.exists():
+        _make_isolated(folder, program.name)
+    return program
+
+
+def _make_isolated(folder: Path, name: str) -> None:
+    """Make what `python -m venv --without-pip` makes, or let whoever was faster win."""
+    base = python_program()
+    try:
+        if sys.prefix == sys.base_prefix:
+            raise PermissionError(f"{sys.prefix} is not a virtual environment")
+        making = Path(tempfile.mkdtemp(prefix="isolated-", dir=folder.parent))
+    except OSError as error:
+        raise ToolMissing(
+            f"the isolated Python at {folder} cannot be made: {error}",
+            remedy=f"run once, as the owner of mmadmin's files: "
+            f"{base} -m venv --without-pip {folder}",
+        ) from error
+    try:
+        making.chmod(0o755)
+        (making / "bin").mkdir()
+        (making / "bin" / name).symlink_to(base)
+        config = f"home = {base.parent}\ninclude-system-site-packages = false\n"
+        (making / "pyvenv.cfg").write_text(config, encoding="utf-8")
+        making.rename(folder)
+    except OSError:
+        shutil.rmtree(making)
+        if not (folder / "bin" / name).exists():
+            raise
+
+
 def command(module: str, *arguments: str) -> list[str]:
     """Run a module of an environment; together with `variables`."""
-    return _command(RUN_MODULE, module, arguments)
+    return [str(isolated_python()), "-P", "-s", "-m", module, *arguments]
 
 
 def script(path: Path, *arguments: str) -> list[str]:
-    """Run a program file in an environment; together with `variables`."""
-    return _command(RUN_SCRIPT, str(path), arguments)
-
-
-def _command(run: str, target: str, arguments: Sequence[str]) -> list[str]:
-    """Without `site`, which would run the `.pth` files of the interpreter's own folders."""
-    lines = ("import runpy, site, sys, sitecustomize", "site.setquit()", "del sys.argv[0]", run)
-    return [str(python_program()), "-P", "-s", "-S", "-c", "; ".join(lines), target, *arguments]
+    """Run a script with an environment's packages; together with `variables`."""
+    return [str(isolated_python()), "-P", "-s", str(path), *arguments]
 
 
 def variables(environment: Path) -> dict[str, str]:

@@ -8,15 +8,16 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import venv
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mmadmin.core import environments
 from mmadmin.core.build.builder import UNOBSERVED, realise
 from mmadmin.core.environments import (
     Environment,
@@ -24,12 +25,14 @@ from mmadmin.core.environments import (
     command,
     environment_from_json,
     interpreter,
+    isolated_python,
     package_changes,
+    python_program,
     read_environment,
     script,
     variables,
 )
-from mmadmin.core.errors import DigestMismatch, InvalidDerivation, InvalidInput
+from mmadmin.core.errors import DigestMismatch, InvalidDerivation, InvalidInput, ToolMissing
 from mmadmin.core.recipes.python_env import RECIPE, Overlay, derivation
 from mmadmin.core.recipes.unpack import HostileArchive
 from mmadmin.core.spec.lock import Lock, lock_as_json, lock_from_json
@@ -73,10 +76,9 @@ def tree(folder: Path) -> dict[str, tuple[bytes, bool]]:
 
 def run(environment: Path, code: str, **more: str) -> subprocess.CompletedProcess[str]:
     """Run a few lines of Python in an environment."""
-    program = environment.parent / "program.py"
-    program.write_text(code)
+    argv = [*command("x")[:-2], "-c", code]
     env = {**variables(environment), "PYTHONDONTWRITEBYTECODE": "1", **more}
-    return subprocess.run(script(program), env=env, capture_output=True, text=True, check=False)
+    return subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
 
 
 def test_files_lie_where_target_puts_them_and_run(tmp_path: Path) -> None:
@@ -105,27 +107,58 @@ def test_files_lie_where_target_puts_them_and_run(tmp_path: Path) -> None:
     assert seen.stdout == "1 []\n", seen.stderr
 
 
-def test_nothing_of_the_host_s_site_folders_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+HOSTILE = "import os; os.write(2, b'the host was here')"
+
+
+@pytest.fixture
+def hostile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A host whose Python runs a `.pth` file at start; mmadmin's environment is made from it."""
+    host = tmp_path / "host"
+    venv.EnvBuilder(symlinks=True).create(host)
+    folder = host / "lib" / "python{}.{}".format(*sys.version_info[:2]) / "site-packages"
+    (folder / "hostile.pth").write_text(HOSTILE + "\n")
+    program = host / "bin" / python_program().name
+    monkeypatch.setattr("mmadmin.core.environments.python_program", lambda: program)
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / "ours"))
+    (tmp_path / "ours").mkdir()
+    return program
+
+
+def test_pth_files_of_the_host_are_not_run(hostile: Path, tmp_path: Path) -> None:
+    """Neither in a module of the environment, nor in a program that it starts."""
+    start = (
+        b"import subprocess, sys\n"
+        b"subprocess.run([sys.executable, '-c', 'import alpha'], check=True)\n"
+        b"print(*sys.argv[1:])\nexit(3)\n"
+    )
+    out = build(tmp_path, wheel(tmp_path / "w", "alpha", {"alpha.py": INIT, "start.py": start}))
+    env = {**variables(out), "PYTHONDONTWRITEBYTECODE": "1"}
+    plain = subprocess.run(
+        [hostile, "-P", "-s", "-m", "start"], env=env, capture_output=True, check=False
+    )
+    assert plain.stderr.count(b"the host was here") > 1, "the test itself works"
+    for argv in (command("start", "-x"), script(out / "site" / "start.py", "-x")):
+        done = subprocess.run(argv, env=env, capture_output=True, check=False)
+        assert (done.returncode, done.stdout, done.stderr) == (3, b"-x\n", b"")
+
+
+def test_two_that_make_the_isolated_python_at_once_share_one(hostile: Path) -> None:
+    """Whoever comes second leaves nothing."""
+    with ThreadPoolExecutor(8) as pool:
+        made = {one.result() for one in [pool.submit(isolated_python) for _ in range(8)]}
+    [program] = made
+    assert [path.name for path in program.parents[2].iterdir()] == ["isolated"]
+    assert program.resolve() == hostile.resolve()
+
+
+def test_without_a_virtual_environment_the_remedy_names_the_command(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Neither a `.pth` file nor a package beside the interpreter; modules run as well as files."""
-    venv.create(tmp_path / "host", symlinks=True)
-    folder = next((tmp_path / "host").glob("lib/python*/site-packages"))
-    mark = tmp_path / "ran"
-    (folder / "evil.pth").write_text(f"import os; open({str(mark)!r}, 'w').close()\n")
-    (folder / "beside.py").write_text("")
-    host = tmp_path / "host" / "bin" / "python"
-    subprocess.run([host, "-P", "-s", "-c", "import beside"], check=True)
-    assert mark.exists()
-    mark.unlink()
-    monkeypatch.setattr(environments, "python_program", lambda: host)
-    files = {"alpha.py": b"import sys\nprint(__name__, sys.argv[1:])\nexit(3)\n"}
-    out = build(tmp_path, wheel(tmp_path / "w", "alpha", files))
-    argv = command("alpha", "-x", "y")
-    done = subprocess.run(argv, env=variables(out), capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (3, "__main__ ['-x', 'y']\n"), done.stderr
-    assert run(out, "import beside").returncode == 1
-    assert not mark.exists()
+    """Mmadmin writes nothing into the system's Python."""
+    monkeypatch.setattr(sys, "prefix", sys.base_prefix)
+    with pytest.raises(ToolMissing) as caught:
+        isolated_python()
+    assert "-m venv --without-pip" in caught.value.remedy
 
 
 def test_another_interpreter_is_refused_at_start(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from mmadmin.core.build.params import fields, input_folder, text
 from mmadmin.core.build.recipe import Determinism, FixedFile, Params, Recipe, Toolbox
 from mmadmin.core.canonical import canonical, parse
 from mmadmin.core.engines.vllm.command import read_parser
-from mmadmin.core.environments import python_program, variables
+from mmadmin.core.environments import script, variables
 from mmadmin.core.errors import StepFailed
 
 PROGRAM = Path(__file__).resolve().parents[1] / "programs" / "options.py"
@@ -52,7 +52,7 @@ class VllmOptionsRecipe:
         del params
         answer = tools.scratch / OUTPUT
         tools.run(
-            [str(python_program()), "-P", "-s", str(PROGRAM), str(answer)],
+            script(PROGRAM, str(answer)),
             env={**variables(input_folder(inputs, "environment")), **OFFLINE},
         )
         try:
