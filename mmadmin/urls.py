@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect
+from django.templatetags.static import static
 from django.urls import URLPattern, URLResolver, include, path
 
 from deployments.admin import site
@@ -14,8 +16,14 @@ def healthz(_request: HttpRequest) -> HttpResponse:
     return HttpResponse("ok\n", content_type="text/plain")
 
 
+def favicon(_request: HttpRequest) -> HttpResponse:
+    """Lead browsers to the icon, which they also ask for where no page names one."""
+    return redirect(static("mark.svg"), permanent=True)
+
+
 urlpatterns: list[URLPattern | URLResolver] = [
     path("healthz", healthz),
+    path("favicon.ico", favicon),
     path("admin/", site.urls),
     path("api/v1/", api.urls),
     path("api/<path:rest>", missing),

@@ -30,6 +30,7 @@ from deployments.queries.installation import (
     second_factor_roles,
     sessions,
     tokens,
+    user,
     users,
 )
 from deployments.queries.jobs import (
@@ -131,6 +132,7 @@ __all__ = [
     "usage",
     "usage_csv",
     "usage_events",
+    "user",
     "users",
     "warnings",
 ]

@@ -61,6 +61,15 @@ def host(actor: User, name: str) -> Host:
     return found
 
 
+def user(actor: User, username: str) -> User:
+    """One of the people. Raises `NotFound`."""
+    require(actor, Role.ADMIN)
+    found = User.objects.filter(username=username).first()
+    if found is None:
+        raise NotFound(f"there is no user {username}")
+    return found
+
+
 def users(actor: User, *, search: str = "", page: int = 1) -> Page[User]:
     """The people, by name; `search` looks at name and address."""
     require(actor, Role.ADMIN)

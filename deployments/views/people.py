@@ -91,6 +91,7 @@ def active(request: HttpRequest, username: str) -> HttpResponse:
 def password(request: HttpRequest, username: str) -> HttpResponse:
     """Set somebody's password; their sessions end."""
     me = admin(request)
+    queries.user(me, username)
     form = FirstPassword(request.POST or None)
     status = 200
     if request.method == "POST":

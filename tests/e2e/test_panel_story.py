@@ -63,7 +63,7 @@ def test_the_whole_story(site: Installation, browser: Browser) -> None:
     )
     with visit(browser, site.panel, None) as page:
         login(page, "admin", PASSWORD)
-        page.get_by_role("link", name="New deployment").click()
+        page.get_by_role("main").get_by_role("link", name="New deployment").click()
         page.get_by_role("link", name=re.compile("^smollm2-135m")).click()
         file = page.get_by_label("Deployment file")
         first = file.input_value().replace('name = "smollm2-135m"', f'name = "{NAME}"')

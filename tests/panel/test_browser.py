@@ -554,3 +554,12 @@ def test_awkward_words_break_nothing(browser: Browser, tmp_path: Path, width: in
             if wide > width:
                 found.append(f"{where}: {wide} px wide")
         assert not found, "\n".join(found)
+
+
+def test_print_leaves_the_frame_out(site: Panel, browser: Browser) -> None:
+    """On paper: the content, without menu and buttons."""
+    with visit(browser, site.url, "otto") as page:
+        page.emulate_media(media="print")
+        expect(page.get_by_role("heading", level=1)).to_be_visible()
+        expect(page.locator("#side")).to_be_hidden()
+        expect(page.locator(".acts").first).to_be_hidden()

@@ -1093,3 +1093,24 @@ def test_every_build_under_way_is_on_the_deployment_s_page(viewer: Client) -> No
     text = markup(viewer.get(f"/deployments/{NAME}/"))
     first, second = (text.index(f"Build {build.pk}</a>") for build in made)
     assert second < first
+
+
+def test_a_person_that_does_not_exist_has_no_page(admin: Client) -> None:
+    """404 with their name, before a password is typed."""
+    answer = admin.get("/people/nobody/password/")
+    assert answer.status_code == 404
+    assert "nobody" in markup(answer)
+
+
+def test_the_icon_is_found_where_browsers_ask_for_it(client: Client) -> None:
+    """Also by nobody, and on pages that name none."""
+    answer = client.get("/favicon.ico")
+    assert answer.status_code == 301
+    assert answer["Location"].endswith(".svg")
+
+
+def test_the_menu_leads_to_a_new_deployment(operator: Client, viewer: Client) -> None:
+    """From every page, for those who may."""
+    link = 'href="/deployments/new/"'
+    assert link in markup(operator.get("/usage/"))
+    assert link not in markup(viewer.get("/usage/"))
