@@ -11,7 +11,7 @@ import pytest
 
 from mmadmin.core.engines.probes import ALWAYS_REQUIRED
 from mmadmin.core.engines.protocol import Expectation, LaunchSpec, System
-from mmadmin.core.engines.questions import Guarded, Health, Question, Questions
+from mmadmin.core.engines.questions import Context, Guarded, Health, Question, Questions
 from mmadmin.core.errors import ProbeFailed
 from mmadmin.core.process_identity import ProcessIdentity
 from mmadmin.core.store import Store
@@ -161,3 +161,34 @@ def test_it_has_a_private_folder_while_it_runs(live, home, uid):
     assert (scratch / "cache" / "kernel").exists(), "one that runs already is left alone"
     engine_process.stop(home, uid, recorded=ready.process)
     assert not scratch.exists()
+
+
+def test_the_cause_of_an_end_is_read_from_its_log(home, uid, path):
+    """By its kind, from the last start on; a kind that cannot is quoted with its last line."""
+    log = home.engine_log(uid)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    log.write_text(
+        "mmadmin: starting toy\nboom: an old one\nmmadmin: starting toy\nboom: no memory\nbye\n"
+    )
+    found = replace(
+        QUESTIONS, cause_of_end=lambda lines: next((x for x in lines if "boom" in x), "")
+    )
+    knows = replace(toy(path), questions=found)
+    error = engine_process.failed_probe(home, uid, "process", "it ended", knows)
+    assert error.message.endswith("it ended: boom: no memory")
+    error = engine_process.failed_probe(home, uid, "process", "it ended", toy(path))
+    assert error.message.endswith("its last line: bye")
+
+
+def test_a_context_without_slots_is_proved(home, uid, path):
+    """An engine that batches as it likes tells the tokens of a request, and no slots."""
+    one = Question("/name", lambda _text: Context(slots=0, tokens_per_slot=4096))
+    made = replace(toy(path), questions=replace(QUESTIONS, context=one))
+    engine_process.start(home, uid, made, SECRET)
+    ready = wait_ready(home, uid, made, SECRET)
+    assert (ready.slots, ready.context_per_slot) == (0, 4096)
+    rows = {row.name: row.message for row in run_probes(made, SECRET, ready, brief=True).rows}
+    assert rows["context"] == "4096 tokens a request"
+    short = replace(made, expect=replace(made.expect, context_per_slot=8192))
+    with pytest.raises(ProbeFailed, match="a request has 4096 tokens of context"):
+        wait_ready(home, uid, short, SECRET)

@@ -16,7 +16,7 @@ from mmadmin.core.build.recipe import Determinism, FixedFile, Params, Recipe, To
 from mmadmin.core.canonical import canonical, parse
 from mmadmin.core.engines.vllm.command import read_parser
 from mmadmin.core.environments import script, variables
-from mmadmin.core.errors import StepFailed
+from mmadmin.core.errors import InvalidInput, StepFailed
 
 PROGRAM = Path(__file__).resolve().parents[1] / "programs" / "options.py"
 OUTPUT = "options.json"
@@ -58,7 +58,7 @@ class VllmOptionsRecipe:
         try:
             table = parse(answer.read_bytes())
             parser = read_parser(table)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, InvalidInput) as error:
             raise StepFailed(
                 f"vLLM did not say which options it has: {error}", remedy="choose another version"
             ) from error
