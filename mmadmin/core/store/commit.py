@@ -20,6 +20,7 @@ from mmadmin.core.store import tree
 from mmadmin.core.store.files import (
     EPOCH,
     fsync_path,
+    fsync_paths,
     is_sealed,
     link,
     link_or_copy,
@@ -127,15 +128,17 @@ class Commit:
         store.after("indexed")
 
     def _canonicalise(self) -> None:
-        """Final modes and times, everything flushed: files first, then folders, inside out."""
+        """Final modes and times of files and links; the files are flushed."""
+        files = []
         for entry in self.entries:
+            path = self.staging.out / entry.path
             if entry.kind == "file":
-                path = self.staging.out / entry.path
                 path.chmod(sealed_mode(executable=entry.executable))
                 stamp(path)
-                fsync_path(path)
+                files.append(path)
             elif entry.kind == "link":
-                os.utime(self.staging.out / entry.path, EPOCH, follow_symlinks=False)
+                os.utime(path, EPOCH, follow_symlinks=False)
+        fsync_paths(files)
 
     def _link_blobs(self) -> None:
         """Give every file its blob, or take the blob that is there; then seal the folders."""
@@ -149,15 +152,15 @@ class Commit:
             if _share(path, blob, entry, self.staging.scratch):
                 folders.add(blob.parent)
             self.store.after("blob")
-        for folder in folders:
-            fsync_path(folder)
-        for entry in sorted(self.entries, reverse=True):
+        fsync_paths(folders)
+        sealed = [self.staging.out]
+        for entry in sorted(self.entries, reverse=True):  # inside out
             if entry.kind == "dir":
                 path = self.staging.out / entry.path
                 path.chmod(0o555)
                 os.utime(path, EPOCH)
-                fsync_path(path)
-        fsync_path(self.staging.out)
+                sealed.append(path)
+        fsync_paths(sealed)
 
 
 def _share(path: Path, blob: Path, entry: Entry, scratch: Path) -> bool:

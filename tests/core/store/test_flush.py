@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -64,6 +65,28 @@ def test_files_are_flushed_before_links_and_folders_before_the_record(
     assert order == sorted(order)
     described = calls[order[6] : order[7]]
     assert "flush objects" in described
+
+
+def test_every_file_and_folder_is_flushed_and_an_error_ends_the_commit(
+    tmp_path: Path, calls: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many wait at a time; a disk that cannot write makes no object."""
+    store = Store(tmp_path / "store", floor_bytes=0)
+    files = {f"d{n % 7}/file{n}": b"%d" % n for n in range(100)}
+    add(store, "x", files)
+    flushed = {call.removeprefix("flush ") for call in calls if call.startswith("flush ")}
+    assert {path.partition("/")[2] for path in files} <= flushed
+    assert {f"d{n}" for n in range(7)} <= flushed
+    before = store.names()
+
+    def fsync(fd: int) -> None:
+        if Path(os.readlink(f"/proc/self/fd/{fd}")).name == "file77":  # noqa: PTH115
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with pytest.raises(OSError, match="Input/output"):
+        add(store, "y", {**files, "more": b"x"})
+    assert store.names() == before
 
 
 def test_the_index_is_flushed_at_every_commit(
