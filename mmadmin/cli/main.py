@@ -76,6 +76,7 @@ COMMANDS = {
     "tunnel": ("tunnel:app", RUNNING),
     "template": ("template:app", STORE),
     "store": ("store:app", STORE),
+    "env": ("environments:app", STORE),
 }
 """Each command by its word: where it is, and under which heading `mm --help` lists it."""
 

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from packaging.utils import InvalidWheelFilename, parse_wheel_filename
+
 from mmadmin.core import catalog
 from mmadmin.core.build.recipe import HubSource, Json
 from mmadmin.core.bytes_text import bytes_text
@@ -30,7 +32,7 @@ from mmadmin.core.generations.diff_labels import (
     percent,
     words_of,
 )
-from mmadmin.core.spec.lock import lock_from_json
+from mmadmin.core.spec.lock import LockedFile, lock_from_json
 from mmadmin.core.spec.spec import Spec, parse_spec, spec_as_document
 from mmadmin.core.spec.tables import SECTION_HELP
 
@@ -214,21 +216,33 @@ def _flatten(name: str, value: Any, fields: dict[str, str]) -> None:
 def _source_rows(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[DiffRow]:
     try:
         was, now = _sources(before), _sources(after)
-    except InvalidInput:  # of a later version, or damaged: the other rows still say what changed
-        return
+    except (InvalidInput, InvalidWheelFilename):
+        return  # of a later version, or damaged: the other rows still say what changed
     yield from _compare("sources", was, now)
 
 
 def _sources(lock: Mapping[str, Any]) -> dict[str, str]:
-    """Each pinned file by its part and path; a hub's commit once."""
+    """Each pinned file by its part and path; a hub's commit once; an environment's packages."""
     fields: dict[str, str] = {}
-    for part, files in lock_from_json(lock).pins.items():
+    read = lock_from_json(lock)
+    for part, files in read.pins.items():
+        if part in read.interpreters:
+            fields |= {f"{part} package {name}": version for name, version in _packages(files)}
+            fields[f"{part} interpreter"] = read.interpreters[part]
+            continue
         for file in files:
             if isinstance(file.source, HubSource):
                 fields[f"{part} commit"] = f"{file.source.repo}@{file.source.revision}"
             size = bytes_text(file.size)
             fields[f"{part} {file.path}"] = f"sha256 {file.sha256[:SHORT]}, {size}"
     return fields
+
+
+def _packages(wheels: Sequence[LockedFile]) -> Iterator[tuple[str, str]]:
+    """Name and version of each; the digest too, because an index can replace a wheel."""
+    for wheel in wheels:
+        name, version, *_ = parse_wheel_filename(wheel.path)
+        yield name, f"{version}, sha256 {wheel.sha256[:SHORT]}"
 
 
 def _model_rows(before: Side, after: Side) -> Iterator[DiffRow]:

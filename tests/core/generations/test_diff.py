@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from mmadmin.core.build.derivation import graph_to_json
 from mmadmin.core.generations.diff import DiffRow, Side, diff, telling, template_rows
 from mmadmin.core.spec.assemble import assemble
-from mmadmin.core.spec.lock import lock_as_json
+from mmadmin.core.spec.lock import Lock, lock_as_json
 from mmadmin.core.spec.spec import parse_spec
 from tests.core.spec.test_assemble import (
     BIG_LOCK,
@@ -23,6 +23,7 @@ from tests.core.spec.test_assemble import (
     V100S,
     pinned,
 )
+from tests.support.wheels import locked, wheel
 
 CATALOG = Path(__file__).parents[3] / "deployments" / "catalog"
 SMALL = (CATALOG / "smollm2-135m.toml").read_text(encoding="utf-8")
@@ -110,6 +111,32 @@ def test_a_moved_branch_shows_as_another_commit():
     assert found["sources", "model commit"][0].endswith(COMMIT)
     assert found["sources", "model commit"][1].endswith(moved)
     assert not [key for key in found if key[0] == "spec"]
+
+
+def test_packages_of_an_environment_show_as_added_gone_and_changed(tmp_path: Path):
+    """By name and version; a wheel that the index replaced shows by its digest."""
+    old = [wheel(tmp_path / "old", name, {"x.py": b"1"}) for name in ("same", "changed", "gone")]
+    new = [
+        wheel(tmp_path / "new", "changed", {"x.py": b"1"}, version="2.0"),
+        wheel(tmp_path / "new", "added_one", {"x.py": b"1"}),
+    ]
+    before, after = locked(*old), locked(old[0], *new)
+    found = rows(Side(SMALL, lock_as_json(before)), Side(SMALL, lock_as_json(after)))
+    assert set(found) == {
+        ("sources", f"engine package {name}") for name in ("changed", "gone", "added-one")
+    }
+    was, now = found["sources", "engine package changed"]
+    assert was.startswith("1.0, sha256 ")
+    assert now.startswith("2.0, sha256 ")
+    assert found["sources", "engine package gone"][1] is None
+    assert found["sources", "engine package added-one"][0] is None
+    moved = replace(before, interpreters={"engine": "cpython-3.12-linux-x86_64"})
+    found = rows(Side(SMALL, lock_as_json(before)), Side(SMALL, lock_as_json(moved)))
+    assert list(found) == [("sources", "engine interpreter")]
+    damaged = Lock(
+        {"engine": (replace(before.of("engine")[0], path="x"),)}, {}, before.interpreters
+    )
+    assert rows(Side(SMALL, lock_as_json(before)), Side(SMALL, lock_as_json(damaged))) == {}
 
 
 def test_a_command_differs_by_option_and_not_by_hash():
