@@ -559,3 +559,10 @@ def test_input_that_only_looks_valid_is_refused(people: People) -> None:
         answer = ask("POST", "/keys", people.bob, {"owner": "x", name: True})
         assert answer.status_code == 422, name
     assert not ClientKey.objects.exists()
+
+
+def test_the_schema_of_deployment_files_is_open_to_all(client: Client) -> None:
+    """Editors cannot log in."""
+    answer = client.get("/api/v1/deployment-file.schema.json")
+    assert answer.status_code == 200
+    assert "name" in answer.json()["required"]
