@@ -260,12 +260,15 @@ def tools_of(
     from mmadmin.host.toolbox import HostConfig, HostToolbox
 
     def tools_for(_derivation: Derivation, staging: Staging, log_path: Path) -> StepTools:
-        log_file = log_path.open("a", encoding="utf-8", errors="replace", buffering=1)
+        def write(line: str) -> None:
+            with log_path.open("a", encoding="utf-8", errors="replace") as file:
+                print(line, file=file)
+
         guard = Guard(home=home)
         config = HostConfig.from_env(home.store / "downloads", hidden=[home.secrets], guard=guard)
         return HostToolbox(
             staging,
-            lambda line: print(line, file=log_file),
+            write,
             progress,
             lambda: False,
             config=config,

@@ -66,6 +66,7 @@ COMMANDS = {
     "plan": ("build:plan", STORE),
     "build": ("build:build", STORE),
     "lock": ("build:lock", STORE),
+    "eval": ("evaluation:app", STORE),
     "rebuild": ("rebuild:rebuild", STORE),
     "export": ("bundle:export", STORE),
     "import": ("bundle:import_", STORE),

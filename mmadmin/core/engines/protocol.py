@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from mmadmin.core.build.recipe import Json
 from mmadmin.core.engines.questions import Questions
@@ -16,7 +16,7 @@ from mmadmin.core.spec.fields import Field
 if TYPE_CHECKING:
     from mmadmin.core.build.derivation import Derivation
     from mmadmin.core.fit.facts import HostFacts
-    from mmadmin.core.spec.lock import Lock
+    from mmadmin.core.spec.lock import Lock, LockedFile
     from mmadmin.core.spec.pins import PinRequest
     from mmadmin.core.spec.spec import Spec
 
@@ -236,4 +236,26 @@ class Engine(Protocol):
 
     def launch(self, system: System, seat: Seat) -> LaunchSpec:
         """The command, its environment and what to expect of it: data only."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TextMeasure:
+    """A text, and how a model's prediction of it is measured."""
+
+    text: LockedFile
+    context: int
+    """Tokens per chunk."""
+    chunks: int = 0
+    """How many chunks; 0 = the whole text."""
+
+
+@runtime_checkable
+class MeasuresText(Protocol):
+    """An engine whose models can be measured on a text, without a server."""
+
+    def text_report(
+        self, spec: Spec, lock: Lock, facts: HostFacts, measure: TextMeasure
+    ) -> Derivation:
+        """The step whose object has the report that `core.evaluation.text` reads."""
         ...

@@ -14,6 +14,7 @@ from mmadmin.core.build.derivation import Derivation
 from mmadmin.core.build.recipe import Json
 from mmadmin.core.engines.llama_server.fields import FIELDS
 from mmadmin.core.engines.llama_server.flags import BY_NAME, FILES, FLAGS, OURS, Flag, is_preset
+from mmadmin.core.engines.llama_server.measuring import text_report
 from mmadmin.core.engines.llama_server.memory_model import MEMORY
 from mmadmin.core.engines.llama_server.options import (
     BATCH,
@@ -44,6 +45,7 @@ from mmadmin.core.engines.protocol import (
     Parts,
     Seat,
     System,
+    TextMeasure,
 )
 from mmadmin.core.fit.estimate import MemoryModel
 from mmadmin.core.fit.facts import HostFacts
@@ -94,6 +96,12 @@ class LlamaServer:
     def parts(self, spec: Spec, lock: Lock, facts: HostFacts) -> Parts:
         """Engine, model, report and projector."""
         return parts(spec, lock, facts)
+
+    def text_report(
+        self, spec: Spec, lock: Lock, facts: HostFacts, measure: TextMeasure
+    ) -> Derivation:
+        """Perplexity of a text, by llama-perplexity."""
+        return text_report(spec, lock, facts, measure)
 
     def published(self, spec: Spec, lock: Lock) -> Mapping[str, tuple[Derivation, str]]:
         """The model as it was fetched, and its projector."""

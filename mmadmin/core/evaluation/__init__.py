@@ -1,0 +1,1 @@
+"""Measured quality: what evaluations report, and how two of them are compared."""
