@@ -115,7 +115,7 @@ def _measured(
     if not isinstance(engine, MeasuresText):
         raise Refused(
             f"perplexity is not measured for {engine.kind}",
-            remedy="take a deployment whose engine is llama-server",
+            remedy="docs/evaluations.md names the engines whose models are measured",
         )
     lock = locked(spec, home, quiet=quiet)
     home.store.mkdir(parents=True, exist_ok=True)
