@@ -106,7 +106,7 @@ class Times:
 
 @dataclass
 class Workplace:
-    """A store with the engine and the shards in it, and room beside it."""
+    """A store with the tools and the shards in it, and room beside it."""
 
     folder: Path
     size_bytes: int
@@ -116,7 +116,7 @@ class Workplace:
         self.store = Store(self.folder / "store", after=self._after)
         self._hashed_at = 0.0
         cache = engine_store()
-        cache.seed(self.store, "engine")
+        cache.seed(self.store, "tools")
         source = self.folder / "source"
         source.mkdir()
         paths = make_split_model(source, self.size_bytes)
@@ -135,10 +135,10 @@ class Workplace:
                 }
             )
         shards = Derivation("shards", "fetch", 1, {"files": files}, {})
-        self.inputs = {"shards": shards, "engine": cache.steps["engine"]}
+        self.inputs = {"shards": shards, "engine": cache.steps["tools"]}
         name = realise(shards, self.store, toolbox_for(self.store), UNOBSERVED).object
         self.shards = self.store.object_path(name)
-        self.tool = cache.path("engine") / "bin" / "llama-gguf-split"
+        self.tool = cache.path("tools") / "bin" / "llama-gguf-split"
         for path in paths:
             path.unlink()
         self.settled = Settled(self.folder)

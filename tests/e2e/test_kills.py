@@ -133,7 +133,7 @@ def test_worker_killed_in_mid_merge(
     site: Installation, engine_store: EngineStore, tmp_path: Path
 ) -> None:
     """The same for a merge of real shards, which are kept until the merged file is proved."""
-    split = engine_store.path("engine") / "bin" / "llama-gguf-split"
+    split = engine_store.path("tools") / "bin" / "llama-gguf-split"
     argv = [str(split), "--split", "--split-max-tensors", "40", "--no-tensor-first-split"]
     argv += [str(engine_store.model), str(tmp_path / "sharded")]
     subprocess.run(argv, check=True, capture_output=True)
@@ -146,6 +146,7 @@ def test_worker_killed_in_mid_merge(
     )
     spec = tmp_path / "sharded.toml"
     spec.write_text(text, encoding="utf-8")
+    engine_store.seed(site.store(), "tools")
     site.run("deploy", str(spec), "--detach", "--reason", "kill it")
     wait_for("the merge", lambda: step(site, "sharded", "merge").get("state") == "running")
     family = kill_worker(site)

@@ -75,7 +75,7 @@ def shards(engine_store: EngineStore, tmp_path_factory: pytest.TempPathFactory) 
     folder = tmp_path_factory.mktemp("split")
     subprocess.run(
         [
-            *(engine_store.path("engine") / "bin/llama-gguf-split", "--split"),
+            *(engine_store.path("tools") / "bin/llama-gguf-split", "--split"),
             *("--split-max-tensors", "100", "--no-tensor-first-split"),
             *(engine_store.model, folder / "SmolLM2-135M-Q4_1"),
         ],
@@ -113,7 +113,7 @@ def test_a_split_model_goes_from_the_hub_to_an_answer(
 ) -> None:
     """Pinned to a commit while `main` moves; fetched, merged, proven; served and chatted with."""
     store = Store(tmp_path / "store")
-    engine_store.seed(store, "engine")
+    engine_store.seed(store, "engine", "tools")
     with local_hub() as hub:
         repo, commit = publish(hub, shards)
         spec, lock = locked(hub)
@@ -156,7 +156,7 @@ def test_a_flipped_byte_on_the_hub_is_refetched_alone(
 ) -> None:
     """One bad shard stops the build with its name; afterwards only that one is transferred."""
     store = Store(tmp_path / "store")
-    engine_store.seed(store, "engine")
+    engine_store.seed(store, "engine", "tools")
     with local_hub() as hub:
         repo, commit = publish(hub, shards)
         spec, lock = locked(hub)
@@ -188,6 +188,6 @@ def test_the_graph_is_the_one_that_the_seed_describes(tmp_path: Path) -> None:
     goal = assemble(spec, lock, host_facts(tmp_path))
     kinds = [step.recipe for step in topological(goal)]
     assert sorted(kinds) == sorted(
-        ["fetch", "fetch", "unpack", "build-engine", "merge", "verify-gguf", "system"]
+        ["fetch", "fetch", "unpack", *["build-engine"] * 2, "merge", "verify-gguf", "system"]
     )
     assert kinds[-1] == "system"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mmadmin.core.build.builder import UNOBSERVED, realise
@@ -81,7 +81,8 @@ class EngineStore:
     goal: Derivation
     """The system derivation of the catalog's smollm2-135m."""
     steps: Mapping[str, Derivation]
-    """Its derivations: "engine", "model", "report", "system", "engine-source"."""
+    """Its derivations: "engine", "model", "report", "system", "engine-source"; and "tools", with
+    which models are merged and quantized."""
 
     def object(self, step: str) -> str:
         """The store name of a step's object."""
@@ -110,7 +111,7 @@ class EngineStore:
         outputs = Outputs(self.store)
         wanted = {self.object(step) for step in steps or ("engine", "model", "report", "system")}
         with store.lease("seeding from the test cache") as lease:
-            for derivation in topological(self.goal):
+            for derivation in [*topological(self.goal), self.steps["tools"]]:
                 known = outputs.of(derivation)
                 assert known.object is not None
                 assert known.resolved_key is not None
@@ -127,6 +128,10 @@ def engine_store() -> EngineStore:
     root.mkdir(parents=True, exist_ok=True)
     store = Store(root)
     goal = assemble(catalog_spec(), LOCK, host_facts(root))
-    realise(goal, store, toolbox_for(store), UNOBSERVED)
-    steps = {**goal.inputs, "system": goal, "engine-source": goal.inputs["engine"].inputs["source"]}
+    quantized = replace(catalog_spec(), model=replace(catalog_spec().model, quantize="Q8_0"))
+    tools = assemble(quantized, LOCK, host_facts(root)).inputs["model"].inputs["engine"]
+    for wanted in (goal, tools):
+        realise(wanted, store, toolbox_for(store), UNOBSERVED)
+    source = goal.inputs["engine"].inputs["source"]
+    steps = {**goal.inputs, "system": goal, "engine-source": source, "tools": tools}
     return EngineStore(store, goal, steps)

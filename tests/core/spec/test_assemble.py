@@ -91,7 +91,11 @@ def kinds(goal: Derivation) -> list[str]:
 
 def step(goal: Derivation, kind: str) -> Derivation:
     """The one step of a kind."""
-    (found,) = [one for one in topological(goal) if one.recipe == kind]
+    (found,) = [
+        one
+        for one in topological(goal)
+        if one.recipe == kind and not one.name.startswith("llama-tools")
+    ]
     return found
 
 
@@ -112,6 +116,7 @@ def test_the_big_deployment_is_the_walkthrough_as_steps():
     goal = assemble(BIG, BIG_LOCK, V100S)
     assert sorted(kinds(goal)) == [
         "build-engine",
+        "build-engine",
         "extract-template",
         "fetch",
         "fetch",
@@ -124,8 +129,11 @@ def test_the_big_deployment_is_the_walkthrough_as_steps():
     merge = step(goal, "merge")
     assert merge.params["first"].endswith("-00001-of-00003.gguf")
     assert merge.params["output"] == "Mistral-Medium-3.5-128B-Q4_K_M.gguf"
-    assert merge.inputs["engine"] == step(goal, "build-engine")
-    engine = step(goal, "build-engine")
+    engine, tools = step(goal, "build-engine"), merge.inputs["engine"]
+    assert tools.name.startswith("llama-tools")
+    assert tools.inputs == engine.inputs
+    assert (tools.params["backend"], tools.params["cuda_architectures"]) == ("cpu", ())
+    assert engine.params["targets"] == ("llama-server",)
     assert engine.params["cuda_architectures"] == (70,)
     assert (engine.params["cuda"], engine.params["backend"]) == ("12.8", "cuda")
     assert goal.params["template_file"] == "chat_template.jinja"
@@ -135,6 +143,7 @@ def test_without_merging_the_engine_loads_the_first_shard():
     """One copy less on disk; the loader finds the others beside it."""
     goal = assemble(spec("mistral-medium-3.5-v100", model="merge = false"), BIG_LOCK, V100S)
     assert "merge" not in kinds(goal)
+    assert kinds(goal).count("build-engine") == 1
     assert goal.params["model_file"] == shard(1).path
 
 

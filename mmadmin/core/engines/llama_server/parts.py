@@ -3,6 +3,9 @@
 fetch ─ unpack ─ [merge] ─ [quantize-gguf] ─┬─ verify-gguf ─────────────┐
 fetch ─ unpack ─ build-engine ──────────────┼───────────────────────────┼─ system
 [extract-template ─ patch-template] ────────┴───────────────────────────┘
+
+Merging and quantizing have programs of their own: a second build-engine of the same source, for
+the CPU alone, that is made only where a step needs it.
 """
 
 from __future__ import annotations
@@ -30,7 +33,9 @@ from mmadmin.core.spec.steps import fetch, step
 
 KIND = "llama-server"
 BINARY = "bin/llama-server"
-TARGETS: Sequence[str] = ("llama-server", "llama-gguf-split", "llama-quantize")
+TARGETS: Sequence[str] = ("llama-server",)
+TOOLS: Sequence[str] = ("llama-gguf-split", "llama-quantize")
+"""The programs that merge and quantize models."""
 OLDEST_FOR_CUDA_13 = 75
 """CUDA 13 dropped every architecture before Turing."""
 _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
@@ -132,7 +137,7 @@ def parts(spec: Spec, lock: Lock, facts: HostFacts) -> Parts:
     """Engine, model, report and projector, and the model's own template where it is patched."""
     wanted = cast("LlamaModel", spec.model)
     engine = _engine(spec, lock, facts)
-    whole, whole_file = _model(spec, lock, engine)
+    whole, whole_file = _model(spec, lock, facts)
     model, model_file = whole, whole_file
     if wanted.quantize:
         model_file = f"{_stem(whole_file)}-{wanted.quantize}.gguf"
@@ -141,7 +146,7 @@ def parts(spec: Spec, lock: Lock, facts: HostFacts) -> Parts:
             "type": wanted.quantize,
             "output": model_file,
         }
-        inputs = {"model": whole, "engine": engine}
+        inputs = {"model": whole, "engine": _tools(spec, lock, facts)}
         model = step("quantize-gguf", _stem(model_file), params, inputs)
     report = step("verify-gguf", _stem(model_file), {"file": model_file}, {"model": model})
     made = {"engine": engine, "model": model, "report": report}
@@ -184,6 +189,20 @@ def _engine(spec: Spec, lock: Lock, facts: HostFacts) -> Derivation:
             "licences": list(wanted.licences),
         }
         return step("engine-prebuilt", f"{KIND}-{release}", ready, {"archive": archive})
+    return _compiled(wanted, lock, facts, backend)
+
+
+def _tools(spec: Spec, lock: Lock, facts: HostFacts) -> Derivation:
+    return _compiled(cast("LlamaBuild", spec.engine), lock, facts, "cpu", tools=True)
+
+
+def _compiled(
+    wanted: LlamaBuild, lock: Lock, facts: HostFacts, backend: str, *, tools: bool = False
+) -> Derivation:
+    """The engine's programs, or with `tools` those that work on model files."""
+    source = lock.one("engine")
+    release = _release(source.path)
+    archive = fetch(PurePosixPath(source.path).name, [source])
     architectures = list(wanted.cuda_architectures or facts.cuda_architectures)
     if not facts.compiler:
         raise ToolMissing(
@@ -200,15 +219,17 @@ def _engine(spec: Spec, lock: Lock, facts: HostFacts) -> Derivation:
         "cuda_architectures": targets,
         "native": wanted.native,
         "defines": {key: _define(value) for key, value in wanted.defines.items()},
-        "targets": list(TARGETS),
+        "targets": list(TOOLS if tools else TARGETS),
         "arch": f"{facts.arch}-{facts.os}",
         "compiler": facts.compiler,
         "cuda": facts.cuda if backend == "cuda" else "",
         "cpu": facts.cpu_identity if wanted.native else "",
+        "unity": True,
     }
     if wanted.native and facts.compiler.startswith("gcc") and "amx_tile" in facts.cpu_features:
         params["without_amx"] = True
-    return step("build-engine", f"{KIND}-{release}", params, {"source": tree})
+    name = f"{'llama-tools' if tools else KIND}-{release}"
+    return step("build-engine", name, params, {"source": tree})
 
 
 def _release(path: str) -> str:
@@ -259,7 +280,7 @@ def fetched_model(spec: Spec, lock: Lock) -> tuple[Derivation, str]:
     return fetch(_stem(name), files), name
 
 
-def _model(spec: Spec, lock: Lock, engine: Derivation) -> tuple[Derivation, str]:
+def _model(spec: Spec, lock: Lock, facts: HostFacts) -> tuple[Derivation, str]:
     """The model before quantization, and its file's path inside the object."""
     fetched, first = fetched_model(spec, lock)
     if len(lock.of("model")) == 1 or not spec.model.merge:
@@ -271,7 +292,7 @@ def _model(spec: Spec, lock: Lock, engine: Derivation) -> tuple[Derivation, str]
             remedy="set merge = false: the engine loads the shards themselves",
         )
     merged = f"{_stem(first)}.gguf"
-    inputs = {"shards": fetched, "engine": engine}
+    inputs = {"shards": fetched, "engine": _tools(spec, lock, facts)}
     return step("merge", _stem(first), {"first": first, "output": merged}, inputs), merged
 
 

@@ -112,7 +112,7 @@ def test_the_real_tool_writes_what_was_expected(
     model: dict[str, Any], engine_store: EngineStore
 ) -> None:
     """Header, size and digest, for metadata of every type, odd sizes and shapes, any split."""
-    tool = engine_store.path("engine") / "bin/llama-gguf-split"
+    tool = engine_store.path("tools") / "bin/llama-gguf-split"
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         paths = write(folder, model)
@@ -147,7 +147,7 @@ def test_a_header_that_the_tool_writes_anew_is_hashed_afterwards(
     shards = read_set(paths[0])
     expected = expect_merge(shards)
     assert expected is not None
-    tool = engine_store.path("engine") / "bin/llama-gguf-split"
+    tool = engine_store.path("tools") / "bin/llama-gguf-split"
     out = merge(tool, paths[0], tmp_path / "out.gguf")
     with DigestAhead(expected) as ahead:
         digest = check_merged(out, shards, lambda _done, _total: None, ahead)

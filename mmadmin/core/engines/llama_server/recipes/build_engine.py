@@ -3,7 +3,8 @@
 inputs: `source`, a tree with `CMakeLists.txt` at its top. params: `backend` ("cpu" | "cuda"),
 `cuda_architectures` ([70, …]: required for cuda), `cuda` (toolkit version as "12.8"), `native`
 (tune for this host's CPU), `cpu` (what identifies that CPU, "" unless native), `arch`, `compiler`
-("gcc-12.2.0"), `defines` ({"GGML_X": "ON"}), `targets`, `without_amx` (false).
+("gcc-12.2.0"), `defines` ({"GGML_X": "ON"}), `targets`, `without_amx` (false), `unity` (false:
+one compiler run per source file; true: several files of a library in one run, which is faster).
 
 Output: `bin/<target>` (statically linked against the source's own libraries, found anywhere),
 `engine.json` (how it was built) and `LICENSE`. The identity is source + params: a program's own
@@ -19,7 +20,7 @@ import json
 import re
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mmadmin.core.build.params import (
@@ -65,6 +66,40 @@ NO_AMX = ("-mno-amx-tile", "-mno-amx-int8", "-mno-amx-bf16")
 bytes. The stores of the others are dropped, and llama.cpp's AMX code ends by SIGSEGV or SIGILL.
 """
 
+UNITED: Mapping[str, tuple[int, str]] = {
+    "llama": (12, "^$"),
+    "llama-common": (12, r"/json\\.cpp$"),
+    "mtmd": (12, r"/(mtmd[^/]*|clip)\\.cpp$"),
+    "server-context": (6, "^$"),
+    "llama-server-impl": (12, "^$"),
+}
+"""Libraries whose sources are compiled several at once: how many, and which files are not.
+
+Of ggml, whose kernels decide the speed, every file is compiled as upstream does it. The library
+that comes last is in two parts of equal weight, so that two cores end together.
+"""
+UNITY_FLAGS = ("--param=ggc-min-heapsize=524288",)
+"""GCC collects its garbage only above 512 MiB: less work, and no other code."""
+UNITE = """function(unite target files alone)
+  if(NOT TARGET ${target})
+    return()
+  endif()
+  get_target_property(folder ${target} SOURCE_DIR)
+  get_target_property(sources ${target} SOURCES)
+  list(FILTER sources INCLUDE REGEX "[.]cpp$")
+  list(TRANSFORM sources PREPEND "${folder}/" REGEX "^[^/]")
+  set_source_files_properties(${sources} TARGET_DIRECTORY ${target}
+    PROPERTIES SKIP_UNITY_BUILD_INCLUSION OFF)
+  list(FILTER sources INCLUDE REGEX "${alone}")
+  if(sources)
+    set_source_files_properties(${sources} TARGET_DIRECTORY ${target}
+      PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
+  endif()
+  set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE ${files})
+endfunction()
+"""
+"""CMake reads this before the project, and calls it when the project's targets are known."""
+
 
 @dataclass(frozen=True, slots=True)
 class Options:
@@ -80,6 +115,7 @@ class Options:
     defines: Mapping[str, str]
     targets: Sequence[str]
     without_amx: bool
+    unity: bool
 
 
 def read_options(params: Params) -> Options:
@@ -91,7 +127,7 @@ def read_options(params: Params) -> Options:
         required=("backend", "compiler"),
         optional=(
             *("cuda_architectures", "cuda", "native", "cpu", "arch", "defines", "targets"),
-            "without_amx",
+            *("without_amx", "unity"),
         ),
     )
     options = Options(
@@ -108,6 +144,7 @@ def read_options(params: Params) -> Options:
         defines=_defines(params, where),
         targets=texts(params, "targets", where) or list(DEFAULT_TARGETS),
         without_amx=flag(params, "without_amx", where, default=False),
+        unity=flag(params, "unity", where, default=False),
     )
     for i, target in enumerate(options.targets):
         if not TARGET.fullmatch(target):
@@ -161,7 +198,8 @@ def _check_cuda(options: Options, where: str) -> None:
 def configure_flags(options: Options, source: Path, build: Path) -> list[str]:
     """CMake's definitions: the derivation's part, then what makes the bytes reproducible."""
     maps = f"-ffile-prefix-map={source}=/source -ffile-prefix-map={build}=/build"
-    flags = " ".join([maps, *(NO_AMX if options.without_amx else ())])
+    one_run = UNITY_FLAGS if options.unity and options.compiler.startswith("gcc") else ()
+    flags = " ".join([maps, *(NO_AMX if options.without_amx else ()), *one_run])
     defines = {
         "CMAKE_BUILD_TYPE": "Release",
         "BUILD_SHARED_LIBS": "OFF",
@@ -173,6 +211,7 @@ def configure_flags(options: Options, source: Path, build: Path) -> list[str]:
         "LLAMA_OPENSSL": "OFF",
         "LLAMA_BUILD_TESTS": "OFF",
         "LLAMA_USE_PREBUILT_UI": "OFF",
+        **({"LLAMA_ALL_WARNINGS": "OFF"} if options.unity else {}),
         **options.defines,
         "CMAKE_C_FLAGS": flags,
         "CMAKE_CXX_FLAGS": flags,
@@ -185,6 +224,13 @@ def configure_flags(options: Options, source: Path, build: Path) -> list[str]:
     else:
         defines["CMAKE_SKIP_RPATH"] = "ON"
     return [f"-D{name}={value}" for name, value in defines.items()]
+
+
+def unity_script() -> str:
+    """What CMake is to do so that the libraries of `UNITED` are compiled several files at once."""
+    later = 'cmake_language(DEFER DIRECTORY "${CMAKE_SOURCE_DIR}" CALL unite'
+    calls = [f'{later} {target} {files} "{alone}")' for target, (files, alone) in UNITED.items()]
+    return "\n".join([UNITE, *calls, ""])
 
 
 class _Configured:
@@ -240,10 +286,20 @@ class BuildEngine:
             )
         tools.reserve(ROOM_BYTES[options.backend])
         build = tools.scratch / "build"
+        try:
+            self._make(options, source, build, tools)
+        except StepFailed:
+            if not options.unity:
+                raise
+            tools.log("compiling several files at once failed; compiling them one by one")
+            shutil.rmtree(build)
+            self._make(replace(options, unity=False), source, build, tools)
+        self._collect(options, source, build, out, tools)
+
+    def _make(self, options: Options, source: Path, build: Path, tools: Toolbox) -> None:
         build.mkdir()
         env = self._configure(options, source, build, tools)
         self._compile(options, build, env, tools)
-        self._collect(options, source, build, out, tools)
 
     def _configure(
         self, options: Options, source: Path, build: Path, tools: Toolbox
@@ -252,6 +308,10 @@ class BuildEngine:
         cmake, ninja = tools.find("cmake"), tools.find("ninja")
         extra = [f"-DCMAKE_C_COMPILER={gcc}", f"-DCMAKE_CXX_COMPILER={gxx}"]
         env: dict[str, str] = {}
+        if options.unity:
+            script = tools.scratch / "unity.cmake"
+            script.write_text(unity_script(), encoding="utf-8")
+            extra.append(f"-DCMAKE_PROJECT_TOP_LEVEL_INCLUDES={script}")
         if options.backend == "cuda":
             nvcc = tools.find("nvcc")
             extra.append(f"-DCMAKE_CUDA_COMPILER={nvcc}")

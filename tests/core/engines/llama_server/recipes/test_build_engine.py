@@ -116,6 +116,48 @@ def test_another_folder_and_job_count_give_the_same_bytes(tmp_path: Path) -> Non
     assert (one.out / "engine.json").read_bytes() == (two.out / "engine.json").read_bytes()
 
 
+UNITED_CMAKE = """
+cmake_minimum_required(VERSION 3.14)
+project(tiny C CXX)
+set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
+add_library(llama-common STATIC part.cpp other.cpp json.cpp)
+add_executable(llama-server main.cpp)
+target_link_libraries(llama-server llama-common)
+"""
+
+
+def united(tmp_path: Path, name: str, more: str = "") -> Attempt:
+    """Build a project with one of the united libraries; `more` stands in two of its files."""
+    source = tiny_source(tmp_path / name / "source")
+    (source / "CMakeLists.txt").write_text(UNITED_CMAKE)
+    for file in (source / "part.cpp", source / "other.cpp"):
+        file.write_text(more + file.read_text())
+    (source / "json.cpp").write_text("int alone = 1;\n")
+    work = attempt(tmp_path / name)
+    work.build(RECIPE, {**here(), "targets": ["llama-server"], "unity": True}, source=source)
+    return work
+
+
+def test_several_files_are_compiled_at_once(tmp_path: Path) -> None:
+    """Of a library that is known for it, all but the file that must be alone; the same bytes twice."""
+    one = united(tmp_path, "one")
+    assert "llama-common.dir/Unity/unity_0_cxx.cxx.o" in one.log
+    assert "llama-common.dir/json.cpp.o" in one.log
+    assert "llama-common.dir/part.cpp.o" not in one.log
+    two = united(tmp_path, "two")
+    assert (one.out / "bin/llama-server").read_bytes() == (
+        two.out / "bin/llama-server"
+    ).read_bytes()
+
+
+def test_files_that_clash_are_compiled_one_by_one(tmp_path: Path) -> None:
+    """A release whose files define one name twice is built all the same."""
+    work = united(tmp_path, "clash", "static int same = 1;\n")
+    assert "compiling them one by one" in work.log
+    assert "llama-common.dir/part.cpp.o" in work.log
+    assert (work.out / "bin/llama-server").is_file()
+
+
 def test_a_checkout_around_it_leaves_no_trace(tmp_path: Path) -> None:
     """Inside a git repository, its commit does not get into the build."""
     subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
@@ -234,6 +276,9 @@ def test_flags_say_what_the_params_say() -> None:
         f'-DCMAKE_CUDA_FLAGS=-objtemp -Xcompiler="{maps}"',
     ]
     without = configure_flags(read_options({**CUDA, "without_amx": True}), Path("/s"), Path("/b"))
+    united = configure_flags(read_options({**CUDA, "unity": True}), Path("/s"), Path("/b"))
+    assert "-DLLAMA_ALL_WARNINGS=OFF" in united
+    assert f"-DCMAKE_CXX_FLAGS={maps} --param=ggc-min-heapsize=524288" in united
     amx = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
     assert f"-DCMAKE_CXX_FLAGS={maps} {amx}" in without
     assert f"-DCMAKE_C_FLAGS={maps} {amx}" in without
@@ -242,8 +287,9 @@ def test_flags_say_what_the_params_say() -> None:
 @pytest.mark.engine
 def test_the_real_engine_needs_only_the_c_library(engine_store: EngineStore) -> None:
     """Built by this recipe from llama.cpp's source: found anywhere, no path of the host inside."""
-    folder = engine_store.path("engine") / "bin"
-    for name in ("llama-server", "llama-gguf-split", "llama-quantize"):
+    programs = {"llama-server": "engine", "llama-gguf-split": "tools", "llama-quantize": "tools"}
+    for name, made_by in programs.items():
+        folder = engine_store.path(made_by) / "bin"
         linked = subprocess.run(["ldd", folder / name], capture_output=True, text=True, check=True)
         names = {line.split()[0] for line in linked.stdout.splitlines()}
         assert {n for n in names if not n.startswith(("linux-vdso", "/lib64/ld-"))} <= {

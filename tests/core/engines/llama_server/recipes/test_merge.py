@@ -136,7 +136,7 @@ def test_bad_sets_are_refused_with_the_shard_named(
         InvalidModel,
         rf"m-0000{number}-of-00003\.gguf.*{words}",
         shards=tmp_path / "shards",
-        engine=engine_store.path("engine"),
+        engine=engine_store.path("tools"),
     )
     assert not any("gguf_merge" in line for line in work.lines)
 
@@ -145,7 +145,7 @@ def test_bad_sets_are_refused_with_the_shard_named(
 def test_the_real_tool_takes_what_we_refuse(tmp_path: Path, engine_store: EngineStore) -> None:
     """Why the checks exist: the tool itself merges a truncated shard with exit code 0."""
     paths = make_shards(tmp_path / "shards")
-    tool = engine_store.path("engine") / "bin/llama-gguf-split"
+    tool = engine_store.path("tools") / "bin/llama-gguf-split"
     whole, spoilt = tmp_path / "whole.gguf", tmp_path / "spoilt.gguf"
     subprocess.run([tool, "--merge", paths[0], whole], check=True, capture_output=True)
     cut(paths[2], 140)
@@ -159,7 +159,7 @@ def test_the_real_tool_takes_what_we_refuse(tmp_path: Path, engine_store: Engine
 def test_a_good_set_merges_and_is_proven(tmp_path: Path, engine_store: EngineStore) -> None:
     """Metadata, arrays and tensors as the shards have them; digest known; twice the same bytes."""
     make_shards(tmp_path / "shards")
-    inputs = {"shards": tmp_path / "shards", "engine": engine_store.path("engine")}
+    inputs = {"shards": tmp_path / "shards", "engine": engine_store.path("tools")}
     one, two = attempt(tmp_path / "one"), attempt(tmp_path / "two")
     merged = one.build(RECIPE, PARAMS, **inputs) / "m.gguf"
     digest = hashlib.sha256(merged.read_bytes()).hexdigest()
@@ -179,7 +179,7 @@ def test_the_real_models_split_like_the_seeds_repository_merges(
     """Small first shard with the metadata alone, as the big repositories have it."""
     folder = tmp_path / "shards"
     folder.mkdir()
-    tool = engine_store.path("engine") / "bin/llama-gguf-split"
+    tool = engine_store.path("tools") / "bin/llama-gguf-split"
     subprocess.run(
         [
             *(tool, "--split", "--split-max-tensors", "100", "--no-tensor-first-split"),
@@ -192,7 +192,7 @@ def test_the_real_models_split_like_the_seeds_repository_merges(
     assert len(shards[0].header.tensors) == 0
     params: dict[str, Json] = {"first": "smol-00001-of-00004.gguf", "output": "smol.gguf"}
     out = attempt(tmp_path / "work").build(
-        RECIPE, params, shards=folder, engine=engine_store.path("engine")
+        RECIPE, params, shards=folder, engine=engine_store.path("tools")
     )
     original, merged = read_header(engine_store.model), read_header(out / "smol.gguf")
     assert {t.name for t in merged.tensors} == {t.name for t in original.tensors}
@@ -207,7 +207,7 @@ def test_another_alignment_is_proven_or_refused(tmp_path: Path, engine_store: En
         folder = tmp_path / str(length)
         make_shards(folder / "s", alignment=64, width=64, extra={"x.pad": "p" * length})
         work = attempt(folder / "work")
-        inputs = {"shards": folder / "s", "engine": engine_store.path("engine")}
+        inputs = {"shards": folder / "s", "engine": engine_store.path("tools")}
         try:
             merged = work.build(RECIPE, PARAMS, **inputs) / "m.gguf"
         except InvalidModel:
@@ -259,7 +259,7 @@ def test_a_merge_that_went_wrong_is_caught(
 ) -> None:
     """A lost array, a changed byte, a renamed tensor, a short file: exit code 0 is no proof."""
     make_shards(tmp_path / "shards")
-    engine = lying_engine(tmp_path / "engine", engine_store.path("engine"), after)
+    engine = lying_engine(tmp_path / "engine", engine_store.path("tools"), after)
     refused(
         attempt(tmp_path / "work"), InvalidModel, words, shards=tmp_path / "shards", engine=engine
     )
@@ -271,7 +271,7 @@ def test_a_tool_that_fails_is_quoted_with_a_warning(
 ) -> None:
     """Its own words, and that the file which it names may not be the one."""
     make_shards(tmp_path / "shards")
-    engine = lying_engine(tmp_path / "engine", engine_store.path("engine"), "echo boom; exit 134")
+    engine = lying_engine(tmp_path / "engine", engine_store.path("tools"), "echo boom; exit 134")
     refused(
         attempt(tmp_path / "work"),
         StepFailed,
@@ -301,7 +301,7 @@ def test_a_full_disk_is_clean_and_a_retry_works(tmp_path: Path, engine_store: En
     """The tool dies with SIGABRT on ENOSPC: we say disk full, the shards stay, a retry is whole."""
     shards = make_shards(tmp_path / "shards", width=20_000)
     before = [path.read_bytes() for path in shards]
-    inputs = {"shards": tmp_path / "shards", "engine": engine_store.path("engine")}
+    inputs = {"shards": tmp_path / "shards", "engine": engine_store.path("tools")}
     with small_disk(tmp_path / "small", "1500k") as small:
         refused(attempt(small / "work"), DiskFull, "disk full while llama-gguf-split", **inputs)
     assert [path.read_bytes() for path in shards] == before
@@ -350,7 +350,7 @@ def test_kill_9_in_the_middle_of_a_merge(tmp_path: Path, engine_store: EngineSto
     """The half-written merge is never an object, its tool dies, the next build is whole."""
     shards, engine, flag = tmp_path / "shards", tmp_path / "engine", tmp_path / "slow"
     make_shards(shards, width=20_000)
-    real = engine_store.path("engine")
+    real = engine_store.path("tools")
     lying_engine(engine, real, f'if [ -e {flag} ]; then truncate -s 1000 "$3"; sleep {SLEEP}; fi')
     flag.touch()
     root = tmp_path / "store"

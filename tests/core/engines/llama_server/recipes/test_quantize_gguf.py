@@ -38,7 +38,7 @@ def test_the_real_model_in_q8_0_whatever_the_thread_count(
     tmp_path: Path, engine_store: EngineStore
 ) -> None:
     """Other bytes, same model; one thread and four give the same file; progress by tensors."""
-    inputs = {"model": engine_store.path("model"), "engine": engine_store.path("engine")}
+    inputs = {"model": engine_store.path("model"), "engine": engine_store.path("tools")}
     one = attempt(tmp_path / "one", jobs=1)
     made = one.build(RECIPE, PARAMS, **inputs) / "smol-Q8_0.gguf"
     header = read_header(made)
@@ -59,7 +59,7 @@ def test_a_tool_that_gives_another_model_is_caught(
     """The result is read back: a damaged one is no object."""
     tool = tmp_path / "engine/bin/llama-quantize"
     tool.parent.mkdir(parents=True)
-    real = engine_store.path("engine") / "bin/llama-quantize"
+    real = engine_store.path("tools") / "bin/llama-quantize"
     tool.write_text(
         f'#!/bin/sh\n{real} "$@" || exit $?\nsed -i "s/llama.block_count/llama.clock_bount/" "$3"\n'
     )
