@@ -153,7 +153,7 @@ def _show_plan(planned: Plan) -> None:
                 f"[bold]{escape(step.derivation.recipe)}[/]",
                 escape(step.derivation.name),
                 bytes_text(step.size_bytes) if step.size_bytes else "",
-                escape(step.why) + ("" if step.certain else " [dim](perhaps)[/]"),
+                escape(step.why),
             ]
             for step in planned.steps
         ],
