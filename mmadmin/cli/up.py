@@ -109,8 +109,7 @@ def up(
         return
     if outcome:
         first_run.show(outcome, ports)
-    just_shown = admin.password is not None and outcome is None
-    _show_welcome(home, ports, None if just_shown else admin, time.monotonic() - began)
+    _show_welcome(home, ports, None if admin.password else admin, time.monotonic() - began)
 
 
 def start_services(home: Home, ports: Ports, *, restart: bool, quiet: bool) -> None:
@@ -249,15 +248,13 @@ def ensure_admin(password: str = "") -> Admin:
 
 
 def _show_welcome(home: Home, ports: Ports, admin: Admin | None, took: float) -> None:
-    """Where everything is; without `admin`, panel and login were shown just now."""
+    """Where everything is; without `admin`, panel and login were shown by this command."""
     if admin is not None:
-        password = (
-            "password as shown above"
-            if admin.password
-            else "password as it was shown the first time, or a new one by: mm password"
-        )
         console.print(f"\npanel   [bold]{installation.panel_url(ports)}[/]")
-        console.print(f"login   [bold]{escape(admin.username)}[/], {password}")
+        console.print(
+            f"login   [bold]{escape(admin.username)}[/], "
+            "password as it was shown the first time, or a new one by: mm password"
+        )
     console.print(f"API     [bold]{installation.public_gate_url(ports)}/v1[/]")
     if installation.bind_address() == DEFAULT_BIND:
         console.print("        [dim]only from this machine; for others: MM_BIND=0.0.0.0 mm up[/]")
