@@ -29,7 +29,7 @@ from mmadmin.core.engines.vllm.parts import KIND, parts, pins, published
 from mmadmin.core.engines.vllm.questions import QUESTIONS
 from mmadmin.core.engines.vllm.spec import read_build
 from mmadmin.core.engines.vllm.tables import FIRST_CONTEXT, TABLES
-from mmadmin.core.environments import command, variables
+from mmadmin.core.environments import command, isolated_python, variables
 from mmadmin.core.fit.estimate import MemoryModel
 from mmadmin.core.fit.facts import HostFacts
 from mmadmin.core.formats.checkpoint.quantized import quantized
@@ -166,6 +166,7 @@ class Vllm:
             questions=self.questions,
             load_deadline_s=LOAD_SECONDS + (facts.size_bytes if facts else 0) // SLOWEST_DISK,
             socket=seat.socket,
+            readable=(str(isolated_python().parents[1]),),
         )
 
 
