@@ -382,11 +382,15 @@ class Town:
         return found or self._answer()
 
     def _strays(self, daemon: int | None, engines: int) -> Iterator[str]:
-        """Processes of this installation that are nobody's, and engines too many."""
+        """Processes of this installation that are nobody's, and engines too many.
+
+        An engine counts by its launcher; what runs in its sandbox descends from that.
+        """
         servers = 0
         for process in self.site.processes():
             try:
-                servers += process.environ()["SUPERVISOR_PROCESS_NAME"].startswith(f"{NAME}.")
+                is_ours = process.environ()["SUPERVISOR_PROCESS_NAME"].startswith(f"{NAME}.")
+                servers += is_ours and process.ppid() == daemon
                 line = [process.pid, *(parent.pid for parent in process.parents())]
                 if daemon not in line:
                     yield f"{process.name()} (pid {process.pid}) is nobody's child"

@@ -123,7 +123,7 @@ def test_the_panel_is_not_exposed_unless_asked(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("tunnel", "message"),
     [
-        (Tunnel("No Good"), "no name"),
+        (Tunnel("No Good"), "not a valid tunnel name"),
         (Tunnel("own", "named"), "host name"),
         (Tunnel("own", "named", hostname="https://x.org"), "host name"),
         (Tunnel("own", "named", hostname="x.org"), "file with its token"),

@@ -429,9 +429,15 @@ def as_usual(handler: Handler) -> bool:
 
 
 def busy(for_s: float, fault: Fault) -> list[Fault]:
-    """The same fault for any number of requests, until this time has passed."""
-    end = time.monotonic() + for_s
-    return [lambda handler: time.monotonic() < end and fault(handler)] * 10_000
+    """The same fault for any number of requests, for a time that begins with the first."""
+    ends: list[float] = []
+
+    def while_busy(handler: Handler) -> bool:
+        if not ends:
+            ends.append(time.monotonic() + for_s)
+        return time.monotonic() < ends[0] and fault(handler)
+
+    return [while_busy] * 10_000
 
 
 def held(go_on: threading.Event) -> Fault:
