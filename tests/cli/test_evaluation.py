@@ -117,7 +117,7 @@ def test_from_file_and_text_to_a_report_in_the_store(
     home.store.mkdir()
     engine_store.seed(Store(home.store))
     program, calls = stand_in(tmp_path)
-    monkeypatch.setattr(measuring, "perplexity_program", lambda _engine: program)
+    monkeypatch.setattr(measuring, "perplexity_program", lambda *_asked: program)
 
     words = ("eval", "run", SMALL, "--text", text, "--context", "128", "--json")
     first = json.loads(mm(*words))

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from mmadmin.core.build.derivation import Derivation, thawed
 from mmadmin.core.build.recipe import Json
-from mmadmin.core.engines.llama_server.parts import parts
+from mmadmin.core.engines.llama_server.parts import KIND, compiled_tools, parts
 from mmadmin.core.engines.llama_server.recipes.measure_perplexity import PROGRAM
 from mmadmin.core.engines.protocol import TextMeasure
 from mmadmin.core.fit.facts import HostFacts
@@ -17,13 +15,12 @@ from mmadmin.core.spec.steps import fetch, step
 TARGET = PROGRAM.rpartition("/")[2]
 
 
-def perplexity_program(engine: Derivation) -> Derivation:
+def perplexity_program(spec: Spec, lock: Lock, facts: HostFacts, engine: Derivation) -> Derivation:
     """The program that measures, from the engine's own source or prebuilt archive, for the CPU."""
-    changes: Mapping[str, Json] = {"targets": [TARGET]}
     if engine.recipe == "build-engine":
-        changes = {**changes, "backend": "cpu", "cuda_architectures": [], "cuda": ""}
-    name = f"{TARGET}-{engine.name.removeprefix('llama-server-')}"
-    return step(engine.recipe, name, {**thawed(engine.params), **changes}, engine.inputs)
+        return compiled_tools(spec, lock, facts, TARGET, [TARGET])
+    name = f"{TARGET}-{engine.name.removeprefix(f'{KIND}-')}"
+    return step(engine.recipe, name, {**thawed(engine.params), "targets": [TARGET]}, engine.inputs)
 
 
 def text_report(spec: Spec, lock: Lock, facts: HostFacts, measure: TextMeasure) -> Derivation:
@@ -38,7 +35,7 @@ def text_report(spec: Spec, lock: Lock, facts: HostFacts, measure: TextMeasure) 
         params["chunks"] = measure.chunks
     inputs = {
         "model": made.inputs["model"],
-        "engine": perplexity_program(made.inputs["engine"]),
+        "engine": perplexity_program(spec, lock, facts, made.inputs["engine"]),
         "text": fetch(measure.text.path, [measure.text]),
     }
     return step("measure-perplexity", f"{spec.name}-perplexity", params, inputs)

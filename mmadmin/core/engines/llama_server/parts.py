@@ -189,17 +189,31 @@ def _engine(spec: Spec, lock: Lock, facts: HostFacts) -> Derivation:
             "licences": list(wanted.licences),
         }
         return step("engine-prebuilt", f"{KIND}-{release}", ready, {"archive": archive})
-    return _compiled(wanted, lock, facts, backend)
+    return _compiled(wanted, lock, facts, backend, name=KIND, targets=TARGETS)
+
+
+def compiled_tools(
+    spec: Spec, lock: Lock, facts: HostFacts, name: str, targets: Sequence[str]
+) -> Derivation:
+    """Other programs of the engine's source, for the CPU."""
+    wanted = cast("LlamaBuild", spec.engine)
+    return _compiled(wanted, lock, facts, "cpu", name=name, targets=targets)
 
 
 def _tools(spec: Spec, lock: Lock, facts: HostFacts) -> Derivation:
-    return _compiled(cast("LlamaBuild", spec.engine), lock, facts, "cpu", tools=True)
+    return compiled_tools(spec, lock, facts, "llama-tools", TOOLS)
 
 
 def _compiled(
-    wanted: LlamaBuild, lock: Lock, facts: HostFacts, backend: str, *, tools: bool = False
+    wanted: LlamaBuild,
+    lock: Lock,
+    facts: HostFacts,
+    backend: str,
+    *,
+    name: str,
+    targets: Sequence[str],
 ) -> Derivation:
-    """The engine's programs, or with `tools` those that work on model files."""
+    """Programs of llama.cpp, compiled from the source that the lock pins."""
     source = lock.one("engine")
     release = _release(source.path)
     archive = fetch(PurePosixPath(source.path).name, [source])
@@ -213,13 +227,13 @@ def _compiled(
         _check_cuda(architectures, facts)
     unpacked: dict[str, Json] = {"subtree": wanted.subtree, "members": []}
     tree = step("unpack", f"{release}-source", unpacked, {"archive": archive})
-    targets: list[Json] = [*sorted(architectures)] if backend == "cuda" else []
+    gpus: list[Json] = [*sorted(architectures)] if backend == "cuda" else []
     params: dict[str, Json] = {
         "backend": backend,
-        "cuda_architectures": targets,
+        "cuda_architectures": gpus,
         "native": wanted.native,
         "defines": {key: _define(value) for key, value in wanted.defines.items()},
-        "targets": list(TOOLS if tools else TARGETS),
+        "targets": list(targets),
         "arch": f"{facts.arch}-{facts.os}",
         "compiler": facts.compiler,
         "cuda": facts.cuda if backend == "cuda" else "",
@@ -228,8 +242,7 @@ def _compiled(
     }
     if wanted.native and facts.compiler.startswith("gcc") and "amx_tile" in facts.cpu_features:
         params["without_amx"] = True
-    name = f"{'llama-tools' if tools else KIND}-{release}"
-    return step("build-engine", name, params, {"source": tree})
+    return step("build-engine", f"{name}-{release}", params, {"source": tree})
 
 
 def _release(path: str) -> str:
